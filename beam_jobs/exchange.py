@@ -31,7 +31,7 @@ from beam_jobs.statistics.summary import Measurements, PlanSummary, Summary
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.parsing import describe_validation_error
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 

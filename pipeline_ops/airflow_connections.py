@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline_ops.storage.connections import set_connection_reader
+from pipeline_ops.storage.store_options import set_connection_reader
 
 if TYPE_CHECKING:
-    from pipeline_ops.storage.connections import Connection
+    from pipeline_ops.storage.store_options import Connection
 
 
 def use_airflow_connections() -> None:

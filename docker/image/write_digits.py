@@ -16,7 +16,7 @@ from obstore.store import S3Store
 
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 
 
 def copy_digits(uri: str) -> None:

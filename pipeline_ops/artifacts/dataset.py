@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 

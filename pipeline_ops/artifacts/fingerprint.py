@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 _MAX_CODE_LINES = 3
 

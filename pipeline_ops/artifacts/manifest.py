@@ -21,8 +21,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.storage.checksums import Checksums, compute_checksums, map_in_threads
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import (
+    Checksums,
+    compute_checksums,
+    compute_digest,
+    map_in_threads,
+)
 from pipeline_ops.storage.local_files import (
     RelativePath,
     UnsafePath,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pipeline_ops.errors import TrainyardError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.system.host import parse_python
 
 CODE_ROOT = Path(__file__).resolve().parents[2]

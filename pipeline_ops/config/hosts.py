@@ -21,7 +21,7 @@ from pipeline_ops.config.reading import ConfigText, suggest_name
 from pipeline_ops.config.train import HOSTS_NAME_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 
 def _match_pattern(pattern: str, rule: str) -> AfterValidator:

@@ -13,7 +13,7 @@ from pipeline_ops.storage.store_options import SCHEMES
 class Keep(Section):
     """The rules for what stays below the storage root.
 
-    Whatever a published version was made from, and whatever the next run needs, stays besides.
+    The inputs of published versions and of the next run stay as well.
     """
 
     runs: int = Field(30, ge=1)

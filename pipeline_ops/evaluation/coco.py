@@ -1,55 +1,45 @@
 """COCO's metrics of a detector: twelve figures, figures by class, precision-recall curves.
 
 The matching is faster-coco-eval's, in C++. The extra `train` installs it. The figures equal
-those of pycocotools (tests compare them). Pure: true boxes and detections in, figures out. Running
-the models is the caller's part.
+those of pycocotools (tests compare them). Pure: true boxes and detections in, figures out.
 
-Legend: T true boxes, D detections, C classes, R the 101 recalls of `scores.RECALL_THRESHOLDS`.
+Legend: D detections of one image, R the 101 recalls of `metrics.RECALL_THRESHOLDS`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.input.saved_model_client import TrueBoxes
 
 _ALL_SIZES, _SMALL, _MEDIUM, _LARGE = range(4)
 _IOU_50, _IOU_75 = 0, 5
 _MAX_DETECTIONS = (1, 10, 100)
+"""COCO counts the 100 detections of an image with the best scores."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GroundTruths:
-    """T true boxes. A detection inside a crowd is neither right nor wrong.
+class ImageDetections:
+    """The answer of one model to one image.
 
-    `images`: int64 [T], the index of each box's image. `boxes`: float64 [T, 4], ymin xmin ymax xmax
-    in pixels. `classes`: int64 [T]. `is_crowd`: bool [T].
+    `boxes`: float [D, 4], ymin xmin ymax xmax as fractions. `classes`: int [D]. `scores`: float
+    [D].
     """
 
-    images: np.ndarray
-    boxes: np.ndarray
-    classes: np.ndarray
-    is_crowd: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class DetectionTable:
-    """D boxes that a model has found, as in GroundTruths, with `scores` float64 [D].
-
-    COCO counts the 100 detections of an image with the best scores.
-    """
-
-    images: np.ndarray
     boxes: np.ndarray
     classes: np.ndarray
     scores: np.ndarray
+
+    def filter_by_score(self, min_score: float) -> ImageDetections:
+        """Returns the detections with at least this score."""
+        kept = self.scores >= min_score
+        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,29 +50,70 @@ class DetectionClassMetrics:
     """
 
     name: str
-    num_boxes: int
     average_precision: float | None
     average_precision_50: float | None
-    average_recall: float | None
     precisions: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionEvaluation:
-    """The result. `metrics` has COCO's twelve figures, None where no true box has the size."""
+    """The result. `metrics` are COCO's twelve figures, without those of sizes that no box has."""
 
-    metrics: dict[str, float | None]
+    metrics: dict[str, float]
     classes: list[DetectionClassMetrics]
 
 
-def evaluate_detections(
-    truths: GroundTruths, detections: DetectionTable, num_images: int, class_names: Sequence[str]
+def evaluate_boxes(
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+    size: tuple[int, int],
+    class_names: Sequence[str],
 ) -> DetectionEvaluation:
-    """Matches detections with true boxes by image and class, as COCO does for boxes.
+    """Matches the answers of one model with true boxes by image and class, as COCO does for boxes.
+
+    A detection inside a crowd is neither right nor wrong.
+
+    Args:
+      scenes: all test images.
+      detections: the answers, in the same order.
+      size: height and width of the images in pixels.
 
     Raises:
       ConfigError: faster-coco-eval is not installed.
-      DataError: a box or a score is not finite, or an image or a class does not exist.
+      DataError: a box or a score is not finite, or a class does not exist.
+    """
+    # There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
+    # for garbage again and again takes a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        precision, recall = _run_coco(scenes, detections, size, class_names)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return DetectionEvaluation(
+        _compute_metrics(precision, recall),
+        [
+            DetectionClassMetrics(
+                name,
+                _mean(precision[:, :, index, _ALL_SIZES, -1]),
+                _mean(at_50 := precision[_IOU_50, :, index, _ALL_SIZES, -1]),
+                at_50 if (at_50 > -1).all() else None,
+            )
+            for index, name in enumerate(class_names)
+        ],
+    )
+
+
+def _run_coco(
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+    size: tuple[int, int],
+    class_names: Sequence[str],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns precision [overlaps, R, C, sizes, limits] and recall [overlaps, C, sizes, limits].
+
+    Both are -1 where there is nothing to find.
     """
     try:
         import faster_coco_eval
@@ -91,113 +122,60 @@ def evaluate_detections(
             f"COCO's figures need the package faster-coco-eval ({error}). "
             "Install the extra train: pip install '.[train]' in a clone of Trainyard."
         ) from None
-    for kind, boxes in (("true box", truths), ("detection", detections)):
-        _validate_boxes(kind, boxes, num_images, len(class_names))
-    with _without_garbage_collection():
-        evaluator = _match(faster_coco_eval, truths, detections, num_images, class_names)
-    precision, recall = (np.asarray(evaluator.eval[name]) for name in ("precision", "recall"))
-    counts = np.bincount(truths.classes[~truths.is_crowd], minlength=len(class_names))
-    return DetectionEvaluation(
-        _compute_coco_metrics(precision, recall),
-        [
-            _compute_class_figures(
-                name, int(counts[index]), precision[:, :, index], recall[:, index]
-            )
-            for index, name in enumerate(class_names)
-        ],
-    )
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection.
-
-    There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
-    again and again takes a quarter of the time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _match(
-    library: ModuleType,
-    truths: GroundTruths,
-    detections: DetectionTable,
-    num_images: int,
-    class_names: Sequence[str],
-) -> Any:
-    """Runs the library's evaluator and returns it."""
-    annotations = [
+    annotations: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for image, (scene, found) in enumerate(zip(scenes, detections, strict=True)):
+        where = image, scene.key, size, len(class_names)
+        for record, is_crowd in zip(_to_records(scene, *where), scene.is_crowd, strict=True):
+            _, _, width, height = record["bbox"]
+            record |= {"area": width * height, "iscrowd": int(is_crowd)}
+            annotations.append(record | {"id": len(annotations) + 1})  # 0 would mean "no match"
+        for record, score in zip(_to_records(found, *where), found.scores, strict=True):
+            results.append(record | {"score": float(score)})
+    truth = faster_coco_eval.COCO(
         {
-            **result,
-            "id": number,  # from 1, because 0 would mean "no match"
-            "area": result["bbox"][2] * result["bbox"][3],
-            "iscrowd": int(is_crowd),
-        }
-        for number, (result, is_crowd) in enumerate(
-            zip(_to_results(truths), truths.is_crowd.tolist(), strict=True), 1
-        )
-    ]
-    results = [
-        result | {"score": score}
-        for result, score in zip(_to_results(detections), detections.scores.tolist(), strict=True)
-    ]
-    truth = library.COCO(
-        {
-            "images": [{"id": index} for index in range(num_images)],
+            "images": [{"id": index} for index in range(len(scenes))],
             "annotations": annotations,
             "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
         }
     )
-    evaluator = library.COCOeval_faster(truth, truth.loadRes(results), "bbox")
+    evaluator = faster_coco_eval.COCOeval_faster(truth, truth.loadRes(results), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
-    return evaluator
+    return np.asarray(evaluator.eval["precision"]), np.asarray(evaluator.eval["recall"])
 
 
-def _validate_boxes(
-    kind: str, boxes: GroundTruths | DetectionTable, num_images: int, num_classes: int
-) -> None:
-    bad = ~np.isfinite(boxes.boxes).all(axis=1) | (boxes.images < 0) | (boxes.images >= num_images)
-    bad |= (boxes.classes < 0) | (boxes.classes >= num_classes)
-    if isinstance(boxes, DetectionTable):
+def _to_records(
+    boxes: TrueBoxes | ImageDetections,
+    image: int,
+    key: str,
+    size: tuple[int, int],
+    num_classes: int,
+) -> list[dict[str, Any]]:
+    """Converts the boxes of one image to COCO's: xmin, ymin, width, height in pixels."""
+    corners = boxes.boxes.astype(np.float64) * np.array([*size, *size])
+    bad = ~np.isfinite(corners).all(axis=1) | (boxes.classes < 0) | (boxes.classes >= num_classes)
+    if isinstance(boxes, ImageDetections):
         bad |= ~np.isfinite(boxes.scores)
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{kind} {i} has image {boxes.images[i]} of {num_images}, "
-            f"class {boxes.classes[i]} of {num_classes}, box {boxes.boxes[i].tolist()}. "
-            "Corners and score must be finite, image and class must exist."
+            f"{key}: {'detection' if isinstance(boxes, ImageDetections) else 'true box'} {i} has "
+            f"class {boxes.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
+            "Corners and score must be finite, and the class must exist."
         )
-
-
-def _to_results(boxes: GroundTruths | DetectionTable) -> list[dict[str, Any]]:
-    columns = boxes.images.tolist(), boxes.classes.tolist(), _to_xywh(boxes.boxes).tolist()
+    ymin, xmin, ymax, xmax = corners.T
+    xywh = np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1).tolist()
     return [
         {"image_id": image, "category_id": category, "bbox": box}
-        for image, category, box in zip(*columns, strict=True)
+        for category, box in zip(boxes.classes.tolist(), xywh, strict=True)
     ]
 
 
-def _to_xywh(boxes: np.ndarray) -> np.ndarray:
-    """Converts ymin xmin ymax xmax to COCO's xmin ymin width height."""
-    ymin, xmin, ymax, xmax = np.asarray(boxes, np.float64).reshape(-1, 4).T
-    return np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
-
-
-def _compute_coco_metrics(precision: np.ndarray, recall: np.ndarray) -> dict[str, float | None]:
-    """Returns the twelve figures in COCO's order, under the names that most papers use.
-
-    `precision` is [overlaps, R, C, sizes, limits], `recall` is [overlaps, C, sizes, limits]. Both
-    are -1 where there is nothing to find.
-    """
+def _compute_metrics(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
+    """Returns the known figures in COCO's order, under the names that most papers use."""
     sizes = {"small": _SMALL, "medium": _MEDIUM, "large": _LARGE}
-    return {
+    metrics = {
         "map": _mean(precision[..., _ALL_SIZES, -1]),
         "map_50": _mean(precision[_IOU_50, ..., _ALL_SIZES, -1]),
         "map_75": _mean(precision[_IOU_75, ..., _ALL_SIZES, -1]),
@@ -208,24 +186,7 @@ def _compute_coco_metrics(precision: np.ndarray, recall: np.ndarray) -> dict[str
         },
         **{f"mar_{name}": _mean(recall[..., size, -1]) for name, size in sizes.items()},
     }
-
-
-def _compute_class_figures(
-    name: str, num_boxes: int, precision: np.ndarray, recall: np.ndarray
-) -> DetectionClassMetrics:
-    """Returns the figures of one class.
-
-    `precision` is [overlaps, R, sizes, limits], `recall` is [overlaps, sizes, limits].
-    """
-    at_50 = precision[_IOU_50, :, _ALL_SIZES, -1]
-    return DetectionClassMetrics(
-        name,
-        num_boxes,
-        _mean(precision[:, :, _ALL_SIZES, -1]),
-        _mean(at_50),
-        _mean(recall[:, _ALL_SIZES, -1]),
-        at_50 if (at_50 > -1).all() else None,
-    )
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -13,19 +13,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
 from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.lineage import describe_changes
-from pipeline_ops.evaluation.report_charts import to_recall_points
-from pipeline_ops.evaluation.report_rows import (
+from pipeline_ops.evaluation.report import (
     describe_metric,
-    get_metric_direction,
     limit_class_rows,
+    to_recall_points,
 )
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
@@ -45,14 +44,14 @@ _MAX_METRICS_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ComparedRun:
-    """The outputs of one run. `precision` is the mean curve over classes, float [101]."""
+    """The outputs of one run. `curves` are the precision-recall curves of its classes."""
 
     name: str
     manifests: dict[str, Manifest]
     evaluation: EvaluationFigures
     training: TrainingFigures
     dataset: DatasetFigures
-    precision: np.ndarray
+    curves: dict[str, list[float]]
     top_k: int
 
     @property
@@ -90,7 +89,7 @@ def read_run(folder: StorePath) -> ComparedRun:
         evaluation=EvaluationFigures.model_validate(manifests["evaluate"].figures),
         training=TrainingFigures.model_validate(manifests["train"].figures),
         dataset=DatasetFigures.model_validate(manifests["preprocess"].figures),
-        precision=np.mean(list(metrics["precision_at_recall"][0].values()), axis=0),
+        curves=metrics["precision_at_recall"][0],
         top_k=manifests["evaluate"].fingerprint.config["top_k"],
     )
 
@@ -116,7 +115,7 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
             "first": first_model.metrics[name],
             "second": value,
             "difference": value - first_model.metrics[name],
-            "direction": get_metric_direction(name),
+            "direction": -1 if name in LOWER_IS_BETTER else 1,
             "first_interval": first_model.intervals.get(name),
             "second_interval": second_model.intervals.get(name),
         }
@@ -200,7 +199,7 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
         title = name.replace("_", " ").capitalize()
         y_min = 0.0 if name.endswith("loss") else math.inf
         drawn.append((title, draw_line_chart(f"{title} by epoch", lines, y_min=y_min)))
-    curves = [Line(run.name, style, to_recall_points(run.precision)) for run, style in runs]
+    curves = [Line(run.name, style, to_recall_points(run.curves)) for run, style in runs]
     text = "Precision against recall as the mean of all classes"
     chart = draw_share_chart(text, "recall", curves)
     return [*drawn, ("Precision and recall", chart)]

@@ -12,35 +12,38 @@ report shows it. A champion with different classes is not evaluated.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
-from pipeline_ops.errors import ExitCode
-from pipeline_ops.evaluation.bootstrap import SEED
-from pipeline_ops.evaluation.classifier import build_classifier_metrics, evaluate_classifier
-from pipeline_ops.evaluation.classifier_page import (
-    draw_classifier_predictions,
-    render_classifier_report,
+from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.evaluation.classifier import (
+    ClassifierFindings,
+    build_classifier_metrics,
+    evaluate_classifier,
 )
-from pipeline_ops.evaluation.detector import build_detector_metrics, evaluate_detector
-from pipeline_ops.evaluation.detector_page import (
-    draw_detector_predictions,
-    render_detector_report,
+from pipeline_ops.evaluation.detector import (
+    DetectorFindings,
+    build_detector_metrics,
+    evaluate_detector,
 )
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs, read_inputs
-from pipeline_ops.evaluation.leaks import find_leaks
-from pipeline_ops.evaluation.lineage import trace_lineage
-from pipeline_ops.evaluation.measures import find_largest_drift, read_drift
-from pipeline_ops.evaluation.report import ReportData, read_rejected
-from pipeline_ops.evaluation.report_charts import describe_overfitting
+from pipeline_ops.evaluation.lineage import find_leaks, trace_lineage
+from pipeline_ops.evaluation.metrics import SEED
+from pipeline_ops.evaluation.report import (
+    ReportData,
+    describe_overfitting,
+    draw_predictions,
+    read_rejected,
+    render_report,
+)
 from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.storage.local_files import write_atomically, write_json
+from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -51,25 +54,18 @@ def evaluate(job: Job) -> ExitCode:
       DataError: an input is damaged or does not belong to the others.
     """
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
-    dataset = inputs.dataset
-    names = dataset.figures.class_names
-    root = open_root(job.request.root)
-    leaks = find_leaks(dataset, inputs.champion, config.allowed_leaks, root)
-    drift = read_drift(dataset.folder / STATISTICS)
+    dataset, names = inputs.dataset, inputs.class_names
+    leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
+    drift = _read_drift(dataset.folder / STATISTICS)
+    found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
-        detector = evaluate_detector(job, config, inputs)
-        metrics = build_detector_metrics(detector)
-        render = functools.partial(render_detector_report, detector)
-        predictions = draw_detector_predictions(detector, names)
-        whole, slices, seeds = detector.whole, [], {}
+        found = evaluate_detector(job, config, inputs)
+        metrics, slices, seeds = build_detector_metrics(found), list[Group](), dict[str, int]()
     else:
-        classifier = evaluate_classifier(job, config, inputs)
-        metrics = build_classifier_metrics(classifier, names)
-        render = functools.partial(render_classifier_report, classifier)
-        predictions = draw_classifier_predictions(classifier, names)
-        whole, slices = classifier.whole, classifier.slices
+        found = evaluate_classifier(job, config, inputs)
+        metrics, slices = build_classifier_metrics(found, names), found.slices
         seeds = {"bootstrap": SEED}
-    figures = _judge(config, inputs, whole, slices, find_largest_drift(drift))
+    figures = _judge(config, inputs, found.whole, slices, drift)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -83,35 +79,61 @@ def evaluate(job: Job) -> ExitCode:
     )
     with job.artifact() as draft:
         draft.figures, draft.seeds = figures.model_dump(mode="json"), seeds
-        write_json(
-            draft.folder / METRICS,
-            {
-                **draft.figures,
-                "class_names": names,
-                "leaks": dataclasses.asdict(leaks),
-                **metrics,
-            },
-        )
-        write_atomically(draft.folder / REPORT, render(report).encode())
-        write_atomically(draft.folder / PREDICTIONS, predictions)
+        contents = {
+            **draft.figures,
+            "class_names": names,
+            "leaks": leaks._asdict(),
+            # Of each model by class, at `metrics.RECALL_THRESHOLDS`.
+            "precision_at_recall": [
+                {name: curve.round(4).tolist() for name, curve in curves.items()}
+                for curves in found.curves
+            ],
+            **metrics,
+        }
+        write_json(draft.folder / METRICS, contents)
+        write_atomically(draft.folder / REPORT, render_report(found, report).encode())
+        write_atomically(draft.folder / PREDICTIONS, draw_predictions(found, names))
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 
+def _read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
+    """Reads the distances of every feature and of the classes to the reference, the largest first.
+
+    Returns None if there was no reference.
+    """
+    try:
+        found = read_json(statistics_file)
+        comparison = found["comparison"] if found else None
+        return None if comparison is None else list(comparison["drift"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"cannot read {statistics_file} ({error}). Remove the data set that it belongs to, "
+            "then start a new run."
+        ) from None
+
+
 def _judge(
-    config: Evaluate, inputs: Inputs, whole: Group, slices: Sequence[Group], drift: float | None
+    config: Evaluate,
+    inputs: Inputs,
+    whole: Group,
+    slices: Sequence[Group],
+    drift: list[dict[str, Any]] | None,
 ) -> EvaluationFigures:
-    evidence = Evidence(whole, slices, drift, inputs.no_champion_reason or "")
+    largest_drift = None
+    if drift is not None:
+        largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
+    evidence = Evidence(whole, slices, largest_drift, inputs.no_champion_reason)
     rules = judge(config.gate, evidence)
     return EvaluationFigures(
         num_examples=whole.num_examples,
-        challenger=whole.challenger.model_copy(update={"intervals": whole.compute_intervals()}),
+        challenger=whole.challenger,
         champion=whole.champion,
-        champion_version=inputs.champion.version if inputs.champion else None,
+        champion_version=inputs.champion.figures.version if inputs.champion else None,
         gate_passed=all(rule.passed for rule in rules),
         rules=rules,
         differences=whole.compute_difference_intervals(),
         slices=[group.to_slice_figures() for group in slices],
-        drift=drift,
+        drift=largest_drift,
         baseline=dict(whole.baseline),
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )

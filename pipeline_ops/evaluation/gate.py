@@ -16,7 +16,7 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import ModelEvaluation, RuleVerdict
+from pipeline_ops.artifacts.results import RuleVerdict
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
@@ -41,7 +41,7 @@ class Subject:
     name: str
     num_examples: int
     value: float | None
-    champion: float | None
+    champion: float | None = None
     differences: np.ndarray | None = None
     baseline: float | None = None
 
@@ -89,171 +89,159 @@ def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
 
 
 def _select_subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
-    whole = evidence.whole
-    if rule.metric == "drift":
-        yield Subject(rule.metric, "", whole.num_examples, evidence.drift, None)
-    elif rule.of_class is not None:
-        yield from _select_class_subjects(rule, rule.of_class, whole)
-    else:
-        groups = _find_groups(rule.of_slice, evidence.slices) if rule.of_slice else [whole]
-        for group in groups:
-            yield Subject(
-                rule.metric,
-                group.name,
-                group.num_examples,
-                _read_metric(group.challenger, rule.metric),
-                _read_metric(group.champion, rule.metric),
-                group.compute_differences(rule.metric),
-                group.baseline.get(rule.metric),
-            )
+    whole, metric = evidence.whole, rule.metric
+    if metric == "drift":
+        yield Subject(metric, "", whole.num_examples, evidence.drift)
+        return
+    if rule.of_class is not None:
+        yield from _select_classes(metric, rule.of_class, whole)
+        return
+    groups = [whole]
+    if rule.of_slice:  # all values of `folder`, or the one of `folder=night`
+        groups = [each for each in evidence.slices if rule.of_slice in (each.slice, each.name)]
+    if not groups:
+        names = [group.name for group in evidence.slices]
+        raise ConfigError(
+            f"evaluate.gate: of_slice: no test example has {rule.of_slice} "
+            f"({suggest_name(rule.of_slice or '', names)})."
+        )
+    for group in groups:
+        value, champion = (
+            (model.metrics | model.measures).get(metric) if model else None
+            for model in (group.challenger, group.champion)
+        )
+        yield Subject(
+            metric,
+            group.name,
+            group.num_examples,
+            value,
+            champion,
+            group.differences.get(metric),
+            group.baseline.get(metric),
+        )
 
 
-def _select_class_subjects(rule: Rule, requested: str, whole: Group) -> Iterator[Subject]:
-    names = [figures.name for figures in whole.challenger.classes]
+def _select_classes(metric: str, requested: str, whole: Group) -> Iterator[Subject]:
+    classes = whole.challenger.classes
+    names = [figures.name for figures in classes]
     if requested not in ("*", *names):
         raise ConfigError(
             f"evaluate.gate: of_class: there is no class {requested!r} "
             f"({suggest_name(requested, names)})."
         )
-    differences = whole.compute_differences(rule.metric)
-    for index, figures in enumerate(whole.challenger.classes):
+    differences = whole.differences.get(metric)
+    for index, figures in enumerate(classes):
         if requested in ("*", figures.name):
             champion = whole.champion.classes[index] if whole.champion else None
             yield Subject(
-                rule.metric,
+                metric,
                 f"class {figures.name}",
                 figures.support,
-                getattr(figures, rule.metric),
-                getattr(champion, rule.metric, None),
+                getattr(figures, metric),
+                getattr(champion, metric, None),
                 None if differences is None else differences[:, index],
             )
 
 
-def _find_groups(requested: str, groups: Sequence[Group]) -> list[Group]:
-    """Returns all values of `folder`, or the one of `folder=night`."""
-    found = [group for group in groups if requested in (group.slice, group.name)]
-    if not found:
-        raise ConfigError(
-            f"evaluate.gate: of_slice: no test example has {requested} "
-            f"({suggest_name(requested, [group.name for group in groups])})."
-        )
-    return found
-
-
-def _read_metric(model: ModelEvaluation | None, name: str) -> float | None:
-    return None if model is None else (model.metrics | model.measures).get(name)
-
-
 def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Iterator[RuleVerdict]:
-    if rule.metric == "drift" and subject.value is None:
+    value, num_examples = subject.value, subject.num_examples
+    if rule.metric == "drift" and value is None:
         yield subject.build_verdict(True, "is unknown: the data set has no reference")
-    elif rule.metric not in get_args(Measure) and subject.num_examples < rule.min_examples:
+    elif rule.metric not in get_args(Measure) and num_examples < rule.min_examples:
         yield subject.build_verdict(
             True,
-            f"is not judged: {subject.num_examples} "
-            f"test example{'s' if subject.num_examples != 1 else ''}, "
+            f"is not judged: {num_examples} test example{'s' if num_examples != 1 else ''}, "
             f"the rule needs {rule.min_examples} or more",
         )
-    elif subject.value is None:
+    elif value is None:
         yield subject.build_verdict(False, "is undefined on these test examples")
     else:
-        yield from _judge_bounds(rule, subject, subject.value)
+        for limit, sign, held, broken in (
+            (rule.at_least, 1, "at least", "below"),
+            (rule.at_most, -1, "at most", "above"),
+        ):
+            if limit is not None:
+                passed = sign * (value - limit) >= -_TOLERANCE
+                text, bound = _format_distinct(rule.metric, value, limit)
+                text = f"{text} is {held if passed else broken} {bound}"
+                yield subject.build_verdict(passed, text, bound=limit)
         if rule.min_skill is not None:
-            yield _judge_skill(rule.metric, rule.min_skill, subject, subject.value)
-        yield from _judge_margins(rule, subject, subject.value, no_champion_reason)
+            yield _judge_skill(rule.min_skill, subject, value)
+        for margin, sign in ((rule.max_regression, -1), (rule.min_improvement, 1)):
+            if margin is not None:
+                yield _judge_margin(rule, margin, sign, subject, value, no_champion_reason)
 
 
-def _judge_bounds(rule: Rule, subject: Subject, value: float) -> Iterator[RuleVerdict]:
-    for limit, sign, held, broken in (
-        (rule.at_least, 1, "at least", "below"),
-        (rule.at_most, -1, "at most", "above"),
-    ):
-        if limit is not None:
-            passed = sign * (value - limit) >= -_TOLERANCE
-            text, bound = _format_distinct(rule.metric, value, limit)
-            yield subject.build_verdict(
-                passed, f"{text} is {held if passed else broken} {bound}", bound=limit
-            )
-
-
-def _judge_skill(metric: str, min_skill: float, subject: Subject, value: float) -> RuleVerdict:
+def _judge_skill(min_skill: float, subject: Subject, value: float) -> RuleVerdict:
     """Judges by the part of the way from the baseline to a perfect score."""
-    if subject.baseline is None or subject.baseline > 1 - _TOLERANCE:
-        reached = "has no value" if subject.baseline is None else "is perfect"
+    metric, baseline = subject.metric, subject.baseline
+    if baseline is None or baseline > 1 - _TOLERANCE:
         return subject.build_verdict(
             False,
             f"{value:.4f} cannot show skill: on this test split, a model that has not looked at "
-            f"the images {reached}. Add test images of other classes, or use at_least",
+            f"the images {'has no value' if baseline is None else 'is perfect'}. "
+            "Add test images of other classes, or use at_least",
             bound=min_skill,
         )
-    skill = (value - subject.baseline) / (1 - subject.baseline)
+    skill = (value - baseline) / (1 - baseline)
     passed = skill >= min_skill - _TOLERANCE
-    shown, baseline = _format_distinct(metric, value, subject.baseline)
+    shown, compared = _format_distinct(metric, value, baseline)
     reached, bound = _format_distinct(metric, skill, min_skill)
     return subject.build_verdict(
         passed,
         f"{shown} is {'' if skill > _TOLERANCE else 'not '}better than a model that has not "
-        f"looked at the images ({baseline}): skill {reached.replace('-', '−')} is "
+        f"looked at the images ({compared}): skill {reached.replace('-', '−')} is "
         f"{'at least' if passed else 'below'} {bound}",
         bound=min_skill,
     )
 
 
-def _judge_margins(
-    rule: Rule, subject: Subject, value: float, no_champion_reason: str
-) -> Iterator[RuleVerdict]:
+def _judge_margin(
+    rule: Rule, margin: float, sign: int, subject: Subject, value: float, no_champion_reason: str
+) -> RuleVerdict:
     """Judges by the comparison with the champion.
 
-    A gain is positive if the challenger is better, also for a lower-is-better metric.
+    A gain is positive if the challenger is better, also for a lower-is-better metric. `sign` is 1
+    for a required gain of more than the margin, -1 for an allowed loss of up to the margin.
     """
-    for margin, sign, terms in (
-        (rule.max_regression, -1, "allowed loss: {}"),
-        (rule.min_improvement, 1, "required gain: more than {}"),
-    ):
-        if margin is None:
-            continue
-        threshold = sign * (margin + _TOLERANCE)
-        if subject.champion is None:
-            text, _ = _format_distinct(rule.metric, value, value)
-            yield subject.build_verdict(
-                True, f"{text} is not compared: {no_champion_reason}", bound=margin
-            )
-            continue
-        texts = _format_distinct(rule.metric, value, subject.champion)
-        difference = value - subject.champion
-        if rule.confidence is not None and subject.differences is not None:
-            # Each end of the interval holds at the rule's confidence by itself.
-            quantiles = [1 - rule.confidence, rule.confidence]
-            low, high = np.quantile(subject.differences, quantiles).tolist()
-            passed, outcome = _judge_interval(rule, low, high, threshold)
-            yield subject.build_verdict(
-                passed,
-                f"{texts[0]} to the champion's {texts[1]}: the difference is "
-                f"at least {_format_signed(low)} and at most {_format_signed(high)}, "
-                f"each with {100 * rule.confidence:g} % confidence "
-                f"({terms.format(f'{margin:.4f}')}): {outcome}",
-                bound=margin,
-                low=low,
-                high=high,
-                is_within_noise=low <= threshold < high,
-            )
+    threshold = sign * (margin + _TOLERANCE)
+    terms = "required gain: more than {}" if sign > 0 else "allowed loss: {}"
+    if subject.champion is None:
+        text, _ = _format_distinct(rule.metric, value, value)
+        text = f"{text} is not compared: {no_champion_reason}"
+        return subject.build_verdict(True, text, bound=margin)
+    shown, champion = _format_distinct(rule.metric, value, subject.champion)
+    if rule.confidence is not None and subject.differences is not None:
+        # Each end of the interval holds at the rule's confidence by itself.
+        quantiles = [1 - rule.confidence, rule.confidence]
+        low, high = np.quantile(subject.differences, quantiles).tolist()
+        is_within_noise = low <= threshold < high
+        if is_within_noise:
+            passed = rule.within_noise == "passes"
+            outcome = f"within noise, which {rule.within_noise}"
         else:
-            size, allowed = _format_distinct(rule.metric, abs(difference), margin)
-            comparison = (
-                f"is {size} {'above' if difference > 0 else 'below'} the champion's {texts[1]}"
-                if abs(difference) > _TOLERANCE
-                else "equals the champion's"
-            )
-            gain = -difference if rule.metric in LOWER_IS_BETTER else difference
-            yield subject.build_verdict(
-                gain > threshold, f"{texts[0]} {comparison} ({terms.format(allowed)})", bound=margin
-            )
-
-
-def _judge_interval(rule: Rule, low: float, high: float, threshold: float) -> tuple[bool, str]:
-    if low <= threshold < high:
-        return rule.within_noise == "passes", f"within noise, which {rule.within_noise}"
-    return low > threshold, "shown" if low > threshold else "refuted"
+            passed = low > threshold
+            outcome = "shown" if passed else "refuted"
+        return subject.build_verdict(
+            passed,
+            f"{shown} to the champion's {champion}: the difference is "
+            f"at least {_format_signed(low)} and at most {_format_signed(high)}, "
+            f"each with {100 * rule.confidence:g} % confidence "
+            f"({terms.format(f'{margin:.4f}')}): {outcome}",
+            bound=margin,
+            low=low,
+            high=high,
+            is_within_noise=is_within_noise,
+        )
+    difference = value - subject.champion
+    size, allowed = _format_distinct(rule.metric, abs(difference), margin)
+    comparison = "equals the champion's"
+    if abs(difference) > _TOLERANCE:
+        side = "above" if difference > 0 else "below"
+        comparison = f"is {size} {side} the champion's {champion}"
+    gain = -difference if rule.metric in LOWER_IS_BETTER else difference
+    text = f"{shown} {comparison} ({terms.format(allowed)})"
+    return subject.build_verdict(gain > threshold, text, bound=margin)
 
 
 def _format_signed(value: float) -> str:

@@ -1,32 +1,37 @@
-"""The test split and its slices as groups of examples.
+"""The test split and its slices: groups of examples with the figures of both models.
 
-A group has the figures of both models and the draws for their intervals. All of it is computed from
-the answers alone. The gate judges groups, and the report shows them. Pure functions.
+A value of a slice comes from the example's key, from the size of its file, or from a feature that
+is stored with it. The config defines the slices (`evaluate.slices`). The gate judges groups, and
+the report shows them. Pure functions.
 
-Legend: N examples, B draws.
+Legend: N examples, C classes, B draws.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation, SliceFigures
-from pipeline_ops.evaluation.bootstrap import (
-    BootstrapSamples,
-    TopKPredictions,
-    compute_interval,
-    draw_samples,
-)
+from pipeline_ops.config.evaluate import Slice
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import (
+    Interval,
     ModelPredictions,
+    compute_interval_95,
     compute_wilson_interval_95,
-    evaluate_predictions,
+    draw_samples,
+    evaluate_counts,
 )
+from pipeline_ops.input.saved_model_client import EncodedBatch
 
+MISSING_VALUE = "(none)"
+"""The value of an example that lacks the feature, or whose key has no folder."""
+_BUILT_IN = ("folder", "image_bytes")
+_MAX_VALUES = 100
 _PROPORTIONS = ("accuracy", "top_k_accuracy")
 
 
@@ -34,18 +39,19 @@ _PROPORTIONS = ("accuracy", "top_k_accuracy")
 class Group:
     """A group of test examples.
 
-    `slice` and `value` are "" for the whole split. The champion's parts are None if it is not
-    compared.
+    `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
     """
 
-    slice: str
-    value: str
     num_examples: int
     challenger: ModelEvaluation
-    champion: ModelEvaluation | None
-    draws: BootstrapSamples | None = None
-    """None for a detector."""
-    champion_draws: BootstrapSamples | None = None
+    champion: ModelEvaluation | None = None
+    slice: str = ""
+    value: str = ""
+    differences: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Draws of challenger minus champion, by metric: [B], or [B, C] for the metric of a class.
+
+    Empty without a champion. It has only metrics that are made of counts, so none of a detector.
+    """
     baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The metrics of a model that has not looked at the images. Empty for a slice."""
 
@@ -53,38 +59,12 @@ class Group:
     def name(self) -> str:
         return f"{self.slice}={self.value}" if self.slice else ""
 
-    def compute_differences(self, metric: str) -> np.ndarray | None:
-        """Returns draws of challenger minus champion: [B], or [B, C] for the metric of a class.
-
-        Returns None if there is no champion, or if the metric is not made of counts.
-        """
-        if self.draws is None or self.champion_draws is None:
-            return None
-        found, other = (
-            draws.metrics | draws.classes for draws in (self.draws, self.champion_draws)
-        )
-        return found[metric] - other[metric] if metric in found else None
-
-    def compute_intervals(self) -> dict[str, tuple[float, float]]:
-        """Returns 95 % intervals of the challenger's metrics that have draws.
-
-        Those of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
-        """
+    def compute_difference_intervals(self) -> dict[str, Interval]:
+        """Returns 95 % intervals of challenger minus champion, for metrics of the whole group."""
         return {
-            name: compute_wilson_interval_95(
-                round(self.challenger.metrics[name] * self.num_examples), self.num_examples
-            )
-            if name in _PROPORTIONS
-            else compute_interval(values)
-            for name, values in (self.draws.metrics if self.draws else {}).items()
-        }
-
-    def compute_difference_intervals(self) -> dict[str, tuple[float, float]]:
-        """Returns 95 % intervals of challenger minus champion."""
-        return {
-            name: compute_interval(differences)
-            for name in (self.draws.metrics if self.draws else ())
-            if (differences := self.compute_differences(name)) is not None
+            name: compute_interval_95(draws)
+            for name, draws in self.differences.items()
+            if draws.ndim == 1
         }
 
     def to_slice_figures(self) -> SliceFigures:
@@ -94,27 +74,50 @@ class Group:
             num_examples=self.num_examples,
             challenger=self.challenger.metrics,
             champion=self.champion.metrics if self.champion else None,
-            intervals=self.compute_intervals(),
+            intervals=self.challenger.intervals,
             differences=self.compute_difference_intervals(),
         )
 
 
-def build_whole_group(
+def build_group(
     labels: np.ndarray,
     predictions: Sequence[ModelPredictions],
     evaluations: Sequence[ModelEvaluation],
-    baseline: Mapping[str, float],
-    top_k: int,
+    slice: str = "",
+    value: str = "",
+    baseline: Mapping[str, float] | None = None,
 ) -> Group:
-    """Returns the group of all examples.
+    """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
 
-    `predictions` and `evaluations` are those of the challenger and, if there is one, of the
-    champion.
+    The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
+
+    Args:
+      predictions: the answers of the challenger and, if there is one, of the champion.
+      evaluations: their figures.
     """
-    models = [TopKPredictions(each.classes, each.ranks < top_k) for each in predictions]
-    num_classes = len(evaluations[0].classes)
-    draws = draw_samples(labels, models, num_classes)
-    return Group("", "", len(labels), *to_pair(evaluations), *to_pair(draws), baseline)
+    challenger, *champions = evaluations
+    draws, *others = draw_samples(labels, predictions, len(challenger.classes))
+    intervals = {
+        name: compute_wilson_interval_95(round(challenger.metrics[name] * len(labels)), len(labels))
+        if name in _PROPORTIONS
+        else compute_interval_95(values)
+        for name, values in draws.items()
+        if values.ndim == 1
+    }
+    return Group(
+        len(labels),
+        challenger.model_copy(update={"intervals": intervals}),
+        champions[0] if champions else None,
+        slice,
+        value,
+        {
+            name: values - others[0][name]
+            for name, values in (draws.items() if others else ())
+            # No rule has both a class and a slice, and the draws of the classes are large.
+            if not slice or values.ndim == 1
+        },
+        baseline or {},
+    )
 
 
 def build_slice_groups(
@@ -122,7 +125,6 @@ def build_slice_groups(
     predictions: Sequence[ModelPredictions],
     slices: Mapping[str, np.ndarray],
     class_names: Sequence[str],
-    top_k: int,
 ) -> list[Group]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
@@ -131,38 +133,86 @@ def build_slice_groups(
     """
     found = []
     for name, values in slices.items():
-        for value in _sort_values(set(values.tolist())):
-            index = np.flatnonzero(values == value)
-            models = [
-                TopKPredictions(each.classes[index], each.ranks[index] < top_k)
-                for each in predictions
-            ]
-            evaluations = [
-                evaluate_predictions(labels[index], model, class_names) for model in models
-            ]
-            draws = draw_samples(labels[index], models, len(class_names))
-            # No rule has both a class and a slice, and the draws of the classes are large.
-            draws = [dataclasses.replace(each, classes={}) for each in draws]
-            found.append(Group(name, value, len(index), *to_pair(evaluations), *to_pair(draws)))
+        # Ranges are sorted by their lower end, which begins their text, other values by name.
+        for value in sorted(set(values.tolist()), key=lambda each: (_parse_lower_end(each), each)):
+            indexes = np.flatnonzero(values == value)
+            models = [each.select(indexes) for each in predictions]
+            evaluations = [evaluate_counts(labels[indexes], model, class_names) for model in models]
+            found.append(build_group(labels[indexes], models, evaluations, name, value))
     return found
 
 
-ModelT = TypeVar("ModelT")
-
-
-def to_pair(models: Sequence[ModelT]) -> tuple[ModelT, ModelT | None]:
-    """Returns the part of the challenger and, if there is one, that of the champion."""
-    return models[0], models[1] if len(models) > 1 else None
-
-
-def _sort_values(values: set[str]) -> list[str]:
-    """Sorts ranges by their lower end, which begins their text (`slices.py`), others by name."""
-    return sorted(values, key=lambda value: (_parse_leading_number(value), value))
-
-
-def _parse_leading_number(value: str) -> float:
-    words = value.split(" ")
+def _parse_lower_end(value: str) -> float:
+    word = value.split(" ")[0]
     try:
-        return float("-inf") if words[0] == "below" else float(words[0])
+        return float("-inf") if word == "below" else float(word)
     except ValueError:
         return float("inf")
+
+
+def list_required_features(slices: Sequence[Slice]) -> list[str]:
+    """Returns the features that have to be read with the examples."""
+    return sorted({part.by for part in slices if part.by not in _BUILT_IN})
+
+
+def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
+    """Returns the value of every example of a batch, as text, for each slice."""
+    return {
+        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
+        for part in slices
+    }
+
+
+def join_slice_values(
+    batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]
+) -> dict[str, np.ndarray]:
+    """Joins the values of all batches: text [N] by slice.
+
+    Raises:
+      DataError: no example has the feature, or it has too many values for a table.
+    """
+    found = {}
+    for part in slices:
+        values = np.array([value for batch in batches[part.title] for value in batch])
+        distinct = set(values.tolist())
+        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
+            raise DataError(
+                f"evaluate.slices: no test example has the feature {part.by!r}. "
+                "Correct `by`, or store the feature with the examples."
+            )
+        if len(distinct) > _MAX_VALUES:
+            raise DataError(
+                f"evaluate.slices: {part.title} has {len(distinct)} values, "
+                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
+            )
+        found[part.title] = values
+    return found
+
+
+def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
+    if part.by == "folder":
+        folders = (key.split("/")[:-1][: part.folder_depth] for key in batch.keys)
+        return ["/".join(folder) or None for folder in folders]
+    if part.by == "image_bytes":
+        return [len(image) for image in batch.images]
+    return batch.features[part.by]
+
+
+def _format_value(value: str | bytes | float | None, part: Slice) -> str:
+    if value is None:
+        return MISSING_VALUE
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    edges = part.edges
+    if not edges:
+        return value if isinstance(value, str) else f"{value:g}"
+    if isinstance(value, str):
+        raise DataError(
+            f"evaluate.slices: {part.title} has edges, but {value!r} is not a number. "
+            "Remove the edges."
+        )
+    index = bisect_right(edges, value)
+    if index == 0:
+        return f"below {edges[0]:g}"
+    end = "and more" if index == len(edges) else f"to {edges[index]:g}"
+    return f"{edges[index - 1]:g} {end}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -38,7 +38,6 @@ from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.storage.open_store import open_path
 
 _DESCRIPTION = (QUARANTINE, INDEX, STATISTICS)
-NO_CHAMPION = "there is no champion to compare it with"
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """The parts of a SavedModel. A version's folder may hold other formats next to them."""
 
@@ -47,9 +46,7 @@ FiguresT = TypeVar("FiguresT", bound=BaseModel)
 
 
 @dataclasses.dataclass(frozen=True)
-class InputArtifact(Generic[FiguresT]):
-    """An artifact that the evaluation reads."""
-
+class Artifact(Generic[FiguresT]):
     uri: str
     manifest: Manifest
     figures: FiguresT
@@ -59,87 +56,70 @@ class InputArtifact(Generic[FiguresT]):
         return Path(self.uri).parent
 
 
-class Dataset(InputArtifact[DatasetFigures]):
-    """The data set. Only its test split is read."""
+class EvaluatedModel(NamedTuple):
+    """A SavedModel to run, and its name in messages."""
 
-    @property
-    def test_shards(self) -> list[str]:
-        return list_shard_paths(self.uri, self.manifest, "test")
-
-    @property
-    def removed_test_positions(self) -> tuple[tuple[int, ...], ...]:
-        return list_removed_positions(self.manifest, "test")
-
-    @property
-    def num_test_examples(self) -> int:
-        return self.figures.num_examples["test"]
-
-
-class Challenger(InputArtifact[TrainingFigures]):
-    """The model that training has produced."""
-
-    name = "the challenger"
-
-    @property
-    def saved_model(self) -> Path:
-        return self.folder / SAVED_MODEL
-
-    @property
-    def model_bytes(self) -> int:
-        return sum(file.num_bytes for file in list_saved_model_files(self.manifest))
-
-
-class Champion(InputArtifact[ModelFigures]):
-    """The version in service."""
-
-    @property
-    def version(self) -> int:
-        return self.figures.version
-
-    @property
-    def name(self) -> str:
-        return f"the champion (version {self.version})"
-
-    @property
-    def saved_model(self) -> Path:
-        return self.folder
-
-    @property
-    def model_bytes(self) -> int:
-        return sum(
-            file.num_bytes
-            for file in self.manifest.files
-            if file.path.split("/")[0] in _SAVED_MODEL_PARTS
-        )
+    name: str
+    saved_model: Path
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     """The inputs of an evaluation. There may be no champion yet."""
 
-    dataset: Dataset
-    challenger: Challenger
-    champion: Champion | None
+    dataset: Artifact[DatasetFigures]
+    challenger: Artifact[TrainingFigures]
+    champion: Artifact[ModelFigures] | None
 
     @property
-    def models(self) -> list[Challenger | Champion]:
-        """The models to run: the challenger, and the champion if it has the same classes."""
-        if self.champion is None or self.no_champion_reason:
-            return [self.challenger]
-        return [self.challenger, self.champion]
+    def test_shards(self) -> list[str]:
+        return list_shard_paths(self.dataset.uri, self.dataset.manifest, "test")
 
     @property
-    def no_champion_reason(self) -> str | None:
-        """The reason for an evaluation without a champion, as the end of a sentence."""
+    def removed_test_positions(self) -> tuple[tuple[int, ...], ...]:
+        return list_removed_positions(self.dataset.manifest, "test")
+
+    @property
+    def num_test_examples(self) -> int:
+        return self.dataset.figures.num_examples["test"]
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.dataset.figures.class_names
+
+    @property
+    def models(self) -> list[EvaluatedModel]:
+        """The challenger, and the champion if it has the same classes."""
+        files = list_saved_model_files(self.challenger.manifest)
+        num_bytes = sum(file.num_bytes for file in files)
+        folder = self.challenger.folder / SAVED_MODEL
+        models = [EvaluatedModel("the challenger", folder, num_bytes)]
+        if self.champion and not self.no_champion_reason:
+            num_bytes = sum(
+                file.num_bytes
+                for file in self.champion.manifest.files
+                if file.path.split("/")[0] in _SAVED_MODEL_PARTS
+            )
+            models.append(EvaluatedModel(self._champion_name, self.champion.folder, num_bytes))
+        return models
+
+    @property
+    def no_champion_reason(self) -> str:
+        """The reason for an evaluation without a champion, as the end of a sentence, or ""."""
         if self.champion is None:
-            return NO_CHAMPION
-        known, wanted = self.champion.figures.class_names, self.dataset.figures.class_names
+            return "there is no champion to compare it with"
+        known, wanted = self.champion.figures.class_names, self.class_names
         if known == wanted:
-            return None
+            return ""
         unknown, missing = sorted(set(wanted) - set(known)), sorted(set(known) - set(wanted))
         parts = [f"does not know {', '.join(unknown)}"] if unknown else []
         parts += [f"knows {', '.join(missing)}, which the data set lacks"] if missing else []
-        return f"{self.champion.name} {' and '.join(parts) or 'has the classes in another order'}"
+        return f"{self._champion_name} {' and '.join(parts) or 'has the classes in another order'}"
+
+    @property
+    def _champion_name(self) -> str:
+        return f"the champion (version {self.champion.figures.version})" if self.champion else ""
 
 
 def read_inputs(request: Request) -> Inputs:
@@ -149,39 +129,22 @@ def read_inputs(request: Request) -> Inputs:
       DataError: an artifact is gone, changed or damaged, or does not belong to the others.
     """
     request = use_local_inputs(request, {"preprocess": _is_needed, "train": is_saved_model_file})
-    dataset = Dataset(*_read_input(request.inputs["preprocess"], DatasetFigures))
-    challenger = Challenger(*_read_input(request.inputs["train"], TrainingFigures))
-    champion = None
-    if entry := request.inputs.get("champion"):
-        champion = Champion(*_read_input(fetch_version(entry), ModelFigures))
-    _validate_challenger(dataset, challenger)
-    _validate_test_split(dataset, request)
-    for artifact, files in (
-        (dataset, [file for file in dataset.manifest.files if _is_needed(file.path)]),
-        (challenger, list_saved_model_files(challenger.manifest)),
-        (champion, champion.manifest.files if champion else []),
-    ):
-        if artifact:
-            check_files(open_path(artifact.uri), artifact.manifest, files)
-    return Inputs(dataset, challenger, champion)
-
-
-def _is_needed(path: str) -> bool:
-    """Returns whether an evaluation reads a file of its data set."""
-    return path.startswith("test-") or path in _DESCRIPTION
-
-
-def _read_input(entry: Input, figures: type[FiguresT]) -> tuple[str, Manifest, FiguresT]:
-    manifest = read_input(entry)
-    return entry.uri, manifest, figures.model_validate(manifest.figures)
-
-
-def _validate_test_split(dataset: Dataset, request: Request) -> None:
-    """Checks that the test split is the pinned one.
-
-    The manifest's own digest covers its files, but not the removal of examples from them. This
-    digest covers both.
-    """
+    dataset = _read_artifact(request.inputs["preprocess"], DatasetFigures)
+    challenger = _read_artifact(request.inputs["train"], TrainingFigures)
+    entry, champion = request.inputs.get("champion"), None
+    if entry:
+        champion = _read_artifact(fetch_version(entry), ModelFigures)
+    inputs = Inputs(dataset, challenger, champion)
+    if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
+        raise DataError(
+            f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri} "
+            "and may have seen its test examples. Start a new run."
+        )
+    if not inputs.num_test_examples:
+        raise DataError(
+            f"{dataset.uri}: the test split is empty. Raise preprocess.split.test or add data."
+        )
+    # The manifest's own digest covers its files, but not the removal of examples from them.
     pinned = request.fingerprint.inputs[TEST_SPLIT]
     found = compute_split_digest(dataset.manifest, "test")
     if found != pinned:
@@ -189,15 +152,20 @@ def _validate_test_split(dataset: Dataset, request: Request) -> None:
             f"{dataset.uri}: the digest of its test split is {found}, "
             f"but {pinned} is pinned in this evaluation's request. Start a new run."
         )
+    needed = [file for file in dataset.manifest.files if _is_needed(file.path)]
+    check_files(open_path(dataset.uri), dataset.manifest, needed)
+    files = list_saved_model_files(challenger.manifest)
+    check_files(open_path(challenger.uri), challenger.manifest, files)
+    if champion:
+        check_files(open_path(champion.uri), champion.manifest, champion.manifest.files)
+    return inputs
 
 
-def _validate_challenger(dataset: Dataset, challenger: Challenger) -> None:
-    if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
-        raise DataError(
-            f"{challenger.uri}: the challenger was trained on another data set than {dataset.uri} "
-            "and may have seen its test examples. Start a new run."
-        )
-    if not dataset.num_test_examples:
-        raise DataError(
-            f"{dataset.uri}: the test split is empty. Raise preprocess.split.test or add data."
-        )
+def _is_needed(path: str) -> bool:
+    """Returns whether an evaluation reads a file of its data set."""
+    return path.startswith("test-") or path in _DESCRIPTION
+
+
+def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:
+    manifest = read_input(entry)
+    return Artifact(entry.uri, manifest, figures.model_validate(manifest.figures))

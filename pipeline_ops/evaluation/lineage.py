@@ -1,36 +1,39 @@
-"""The origin of a challenger, and the changes since the champion and since the previous run.
+"""The origin of the models: what they were made from, and test images that they were trained on.
 
-The results are rows for the report. Locations are relative to the storage root, so that a report
-does not depend on the location of the storage. The training of the champion is found through the
-lineage in its manifest. The report mentions it if those artifacts are gone.
+Artifacts are traced through the lineage in manifests. The report mentions it if they are gone. The
+locations in a report are relative to the storage root, so that it does not depend on the location
+of the storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from pathlib import Path
+from typing import NamedTuple
 
+from pipeline_ops.artifacts.dataset import INDEX, IndexEntry, iterate_index
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import find_input
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
 from pipeline_ops.artifacts.results import LAST_EVALUATION, EvaluationFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs
+from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.store_path import StorePath
 
 _MAX_LINE = 200
+_MAX_NAMED_LEAKS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """One artifact: its role in this evaluation, and its provenance."""
+class Origin(NamedTuple):
+    """One artifact and its role in this evaluation."""
 
     name: str
     location: str
-    digest: str
-    versions: dict[str, str]
-    num_sources: int
-    seeds: dict[str, int]
+    manifest: Manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,50 +79,25 @@ def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
         )
         if artifact
     ]
-    return Lineage(
-        origins,
-        request.fingerprint.digest,
-        _find_changes_since_champion(request, inputs),
-        _find_changes_since_last_run(request, inputs),
-    )
+    since_champion = since_last_run = None
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            since_champion = ChangesSince(_find_changes(request, inputs, inputs.champion.manifest))
+    if last := request.inputs.get(LAST_EVALUATION):
+        with contextlib.suppress(DataError, KeyError, ValueError):
+            evaluation = read_manifest(open_path(last.uri))
+            changes = _find_changes(request, inputs, evaluation)
+            changes["evaluate"] = describe_changes(request.fingerprint, evaluation.fingerprint)
+            metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
+            since_last_run = ChangesSince(changes, metrics)
+    return Lineage(origins, request.fingerprint.digest, since_champion, since_last_run)
 
 
 def _build_origin(name: str, uri: str, manifest: Manifest, root: str) -> Origin:
     folder = uri.rpartition("/")[0]
     is_below = folder.startswith(f"{root}/")
-    return Origin(
-        name,
-        folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2],
-        manifest.digest,
-        manifest.fingerprint.versions,
-        len(manifest.fingerprint.code),
-        manifest.seeds,
-    )
-
-
-def _find_changes_since_champion(request: Request, inputs: Inputs) -> ChangesSince | None:
-    if inputs.champion is None:
-        return None
-    try:
-        return ChangesSince(_find_changes(request, inputs, inputs.champion.manifest))
-    except (DataError, KeyError):
-        return None
-
-
-def _find_changes_since_last_run(request: Request, inputs: Inputs) -> ChangesSince | None:
-    last: Input | None = request.inputs.get(LAST_EVALUATION)
-    if last is None:
-        return None
-    try:
-        evaluation = read_manifest(open_path(last.uri))
-        changes = {
-            **_find_changes(request, inputs, evaluation),
-            "evaluate": describe_changes(request.fingerprint, evaluation.fingerprint),
-        }
-        metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
-    except (DataError, KeyError, ValueError):
-        return None
-    return ChangesSince(changes, metrics)
+    location = folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2]
+    return Origin(name, location, manifest)
 
 
 def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str, list[str]]:
@@ -128,13 +106,24 @@ def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str
     Raises:
       DataError, KeyError: the older artifact cannot be followed back to its data.
     """
-    root = open_root(request.root)
-    training = read_manifest(open_path(find_input(older.inputs["train"], root).uri))
-    dataset = read_manifest(open_path(find_input(training.inputs["preprocess"], root).uri))
+    training, entry = _trace_training(older, open_root(request.root))
+    dataset = read_manifest(open_path(entry.uri))
     return {
         "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
         "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),
     }
+
+
+def _trace_training(artifact: Manifest, root: StorePath) -> tuple[Manifest, Input]:
+    """Returns the training that a model or an evaluation comes from, and its data set.
+
+    Both are looked for below the present storage root first.
+
+    Raises:
+      DataError, KeyError: the training is gone, or unknown.
+    """
+    training = read_manifest(open_path(find_input(artifact.inputs["train"], root).uri))
+    return training, find_input(training.inputs["preprocess"], root)
 
 
 def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
@@ -146,3 +135,69 @@ def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
         line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
         for line in newer.describe_changes_since(older)
     ]
+
+
+class Leaks(NamedTuple):
+    """The numbers of test examples with an equal image in the training split.
+
+    Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
+    finds nearly equal images if `preprocess.duplicates: remove_near` is set. One number is for the
+    data set's training split, the other one for the champion's. A number is None if it is unknown:
+    the data set has no index, there is no champion, or the champion's training data is gone.
+    """
+
+    challenger: int | None
+    champion: int | None
+
+
+def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
+    """Counts the test images that are also in a training split.
+
+    Raises:
+      DataError: the challenger was trained on more test images than are allowed. The message names
+        the first of them.
+    """
+    uri = inputs.dataset.uri
+    index = _find_index(uri)
+    if index is None:
+        return Leaks(None, None)
+    tests = {each.content: each for each in iterate_index(index) if _has_examples(each, "test")}
+    leaked = _find_in_training(tests, index)
+    if len(leaked) > allowed:
+        pairs = ", ".join(
+            f"{tests[record.content].key} equals {record.key}"
+            for record in list(leaked.values())[:_MAX_NAMED_LEAKS]
+        )
+        raise DataError(
+            f"{uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} "
+            f"also in the training split, evaluate.allowed_leaks is {allowed}: "
+            f"{pairs}{', ...' if len(leaked) > _MAX_NAMED_LEAKS else ''}. "
+            "Set preprocess.duplicates to remove_exact."
+        )
+    champion_index = None
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            _, dataset = _trace_training(inputs.champion.manifest, root)
+            champion_index = _find_index(dataset.uri)
+    if champion_index is None:
+        return Leaks(len(leaked), None)
+    return Leaks(len(leaked), len(_find_in_training(tests, champion_index)))
+
+
+def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
+    """Returns the first training record that equals a test record, by content."""
+    found: dict[str, IndexEntry] = {}
+    for record in iterate_index(index):
+        if record.content in tests and _has_examples(record, "train"):
+            found.setdefault(record.content, record)
+    return found
+
+
+def _has_examples(entry: IndexEntry, split: str) -> bool:
+    return entry.split == split and entry.num_examples > 0
+
+
+def _find_index(dataset_uri: str) -> Path | None:
+    dataset = fetch_input(Input(uri=dataset_uri, digest=""), lambda path: path == INDEX)
+    path = Path(dataset.uri).parent / INDEX
+    return path if path.is_file() else None

@@ -1,40 +1,91 @@
 """The report of an evaluation: one self-contained HTML page, for a person who decides.
 
-This module has the parts that all tasks share. `classifier_page.py` and `detector_page.py` add
-those of their task. All are pure functions: the same evaluation gives the same bytes, without a
-clock or a run id. The page runs no script and loads nothing, and its security policy forbids both.
-The template engine escapes all text.
+Pure functions: the same evaluation gives the same bytes, without a clock or a run id. The page runs
+no script and loads nothing, and its security policy forbids both. The template engine escapes all
+text. `classifier.html` and `detector.html` extend `report.html`.
+
+Pillow is imported where a picture is drawn, because `trainyard compare` uses this module without
+it.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.results import (
     PUBLICATION,
     EvaluationFigures,
+    ModelEvaluation,
     RuleVerdict,
     TrainingFigures,
+    compare_with_baseline,
 )
-from pipeline_ops.evaluation.leaks import Leaks
-from pipeline_ops.evaluation.lineage import Lineage
-from pipeline_ops.evaluation.report_charts import describe_used_epoch, draw_training_charts
-from pipeline_ops.evaluation.report_rows import describe_baseline, describe_metric
+from pipeline_ops.config.evaluate import LOWER_IS_BETTER
+from pipeline_ops.evaluation.classifier import ClassifierFindings
+from pipeline_ops.evaluation.coco import ImageDetections
+from pipeline_ops.evaluation.detector import DetectorFindings, match
+from pipeline_ops.evaluation.lineage import Leaks, Lineage
+from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, Curves
+from pipeline_ops.evaluation.predictions import NUM_PREDICTIONS, NUM_SHOWN, rank_key
+from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.pages.charts import (
+    Bar,
+    Line,
+    draw_interval_chart,
+    draw_line_chart,
+    draw_share_chart,
+)
 from pipeline_ops.pages.page import render_page
 
-MAX_MATRIX_CLASSES = 30
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_CLASS_ROWS = 100
+_MAX_MATRIX_CLASSES = 30
 """The largest confusion matrix that is shown, because a larger one is not readable."""
+_MAX_PAIRS = 12
+_MAX_CLASS_CURVES = 5
 _MAX_REJECTED = 50
 _MAX_RULES = 12
 """The number of rules that are shown at once. Rules that do not hold are always shown."""
+_MAX_IMAGE_BYTES = 48 << 10
+"""A larger file is shown as a smaller picture."""
+_MAX_IMAGE_PIXELS = 256
+_IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+_OVERFITTED = 1.1
+"""A validation loss is worse than the lowest one from this factor on. Less is noise."""
+_MODELS = (("challenger", "validation"), ("champion", "champion"))
+"""The models of an evaluation, and the styles of their curves."""
+_METRIC_NAMES = {
+    "accuracy": ("Accuracy", "share of images that were classified correctly"),
+    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
+    "macro_precision": ("Precision", "mean over classes"),
+    "macro_recall": ("Recall", "mean over classes"),
+    "macro_f1": ("F1", "mean over classes"),
+    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
+    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
+    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
+    "calibration_error": (
+        "Calibration error",
+        "distance of the probabilities from the truth, lower is better",
+    ),
+}
+Chart = tuple[str, list[Line], Markup]
+"""Title, curves and drawing."""
+RowT = TypeVar("RowT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +103,7 @@ class ReportData:
     drift: list[dict[str, Any]] | None
     leaks: Leaks
     lineage: Lineage
-    no_champion_reason: str | None
+    no_champion_reason: str
 
 
 def read_rejected(quarantine: Path) -> list[dict[str, str]]:
@@ -65,49 +116,73 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
         ]
 
 
-def render_report(
-    template: str,
-    data: ReportData,
-    sections: Sequence[tuple[str, str]],
-    top_k: int = 0,
-    **values: Any,
-) -> str:
-    """Returns a page as text to be written in UTF-8.
-
-    Args:
-      template: extends `report.html`.
-      sections: ids and titles of the template's own sections, for the table of contents.
-      top_k: the k of `top_k_accuracy`.
-      values: the variables of the template.
-    """
-    here, is_passed = Path(__file__).parent, data.figures.gate_passed
-    shown_rules, more_rules = _split_rules(data.figures.rules)
+def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData) -> str:
+    """Returns the page as text to be written in UTF-8."""
+    here, figures, names = Path(__file__).parent, data.figures, data.dataset.class_names
+    challenger = figures.challenger
+    shown_rules, more_rules = _split_rules(figures.rules)
+    if isinstance(found, ClassifierFindings):
+        template, top_k = "classifier.html", found.top_k
+        average_precisions = {each.name: each.average_precision for each in challenger.classes}
+        values = _describe_classifier(figures, names, top_k)
+    else:
+        template, top_k = "detector.html", 0
+        average_precisions = {each.name: each.average_precision_50 for each in found.classes}
+        pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
+        values = {"pictures": pictures}
     return render_page(
         here / template,
         [here / "report.css"],
-        title=f"{data.pipeline}: gate {'passed' if is_passed else 'not passed'}",
+        title=f"{data.pipeline}: gate {'passed' if figures.gate_passed else 'not passed'}",
         publication=Markup(PUBLICATION),  # noqa: S704 (a constant)
         data=data,
-        figures=data.figures,
-        contents=[
-            ("gate", "Gate"),
-            ("models", "Models"),
-            ("changes", "What changed"),
-            ("training", "Training"),
-            *sections,
-            ("data", "Data"),
-            ("lineage", "Lineage"),
-        ],
+        figures=figures,
+        found=found,
         rules=shown_rules,
         more_rules=more_rules,
         splits=SPLITS,
-        class_names=data.dataset.class_names,
-        training_charts=draw_training_charts(data.training),
-        baseline=describe_baseline(data.figures),
-        used_epoch=describe_used_epoch(data.training),
+        class_names=names,
+        shown_classes=limit_class_rows(
+            list(range(len(names))), lambda index: challenger.classes[index].recall
+        ),
+        confusion=challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
+        training_charts=_draw_training_charts(data.training),
+        score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
+        baseline=_describe_baseline(figures),
+        used_epoch=_describe_used_epoch(data.training),
         last_metrics=_compare_with_last_metrics(data, top_k),
+        to_data_uri=to_data_uri,
         **values,
     )
+
+
+def _describe_classifier(
+    figures: EvaluationFigures, names: list[str], top_k: int
+) -> dict[str, Any]:
+    """Returns the variables that only `classifier.html` has."""
+    pairs = _find_confused_pairs(figures.challenger, names)
+    models = [figures.challenger, *([figures.champion] if figures.champion else [])]
+    return {
+        "num_samples": NUM_SAMPLES,
+        "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
+        "lower_is_better": LOWER_IS_BETTER,
+        "draw_interval_chart": draw_interval_chart,
+        # Metrics share one scale, and so do slices.
+        "scale_start": _find_scale_start(
+            value
+            for model in models
+            for name, value in model.metrics.items()
+            if name not in LOWER_IS_BETTER
+        ),
+        "slice_scale_start": _find_scale_start(
+            value
+            for part in figures.slices
+            for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
+        ),
+        "calibration_chart": _draw_calibration_chart(models),
+        "pairs": pairs[:_MAX_PAIRS],
+        "num_mistakes": sum(pair["count"] for pair in pairs),
+    }
 
 
 def _split_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
@@ -135,3 +210,311 @@ def _compare_with_last_metrics(data: ReportData, top_k: int) -> list[dict[str, A
         for name, before in last_metrics.items()
         if name in metrics
     ]
+
+
+def _describe_baseline(figures: EvaluationFigures) -> str:
+    """Says whether the challenger is better than the baseline, and how that answers."""
+    text = compare_with_baseline(figures.challenger.metrics, figures.baseline)
+    if not text:
+        return ""
+    if "accuracy" not in figures.baseline:
+        return f"{text} (boxes of average size in the centre)."
+    most_frequent = max(figures.challenger.classes, key=lambda each: each.support)
+    return f"{text} (it always answers {most_frequent.name})."
+
+
+def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
+    """Returns the name and the meaning of a metric."""
+    name, meaning = _METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
+    return name.format(k=top_k), meaning.format(k=top_k)
+
+
+def _find_scale_start(values: Iterable[float]) -> float:
+    return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
+
+
+def limit_class_rows(rows: list[RowT], order: Callable[[RowT], float]) -> list[RowT]:
+    """Returns all rows, or the first `MAX_CLASS_ROWS` in this order if there are more."""
+    return rows if len(rows) <= MAX_CLASS_ROWS else sorted(rows, key=order)[:MAX_CLASS_ROWS]
+
+
+def _find_confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
+    """Returns confusions, the most frequent first."""
+    pairs = [
+        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
+        for i, row in enumerate(model.confusion)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
+    return sorted(pairs, key=lambda pair: -pair["count"])
+
+
+def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
+    """Draws the loss, the other metrics, and the learning rate.
+
+    The first epoch is number 1, for readers.
+    """
+    history = training.history
+    known = history[0].metrics if history else {}
+    charts: list[Chart] = []
+    for key in (name for name in known if name.startswith("validation_")):
+        metric = key.removeprefix("validation_")
+        title = metric.replace("_", " ").capitalize()
+        lines = [
+            Line(name, name, [(epoch.epoch + 1, epoch.metrics[each]) for epoch in history])
+            for name, each in (("training", metric), ("validation", key))
+            if each in known
+        ]
+        drawing = draw_line_chart(
+            f"{title} by epoch",
+            lines,
+            y_min=0.0 if metric == "loss" else math.inf,
+            y_max=1.0 if metric == "accuracy" else math.inf,
+            marked_x=training.best_epoch + 1 if training.best_epoch >= 0 else None,
+            marked_label="best" if training.best_monitor else "used",
+        )
+        charts.append((title, lines, drawing))
+    rates = [(epoch.epoch + 1, epoch.learning_rate) for epoch in history]
+    lines = [Line("learning rate", "validation", rates)]
+    drawing = draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
+    return [*charts, ("Learning rate", lines, drawing)]
+
+
+def _describe_used_epoch(training: TrainingFigures) -> str:
+    """Says which epoch the model's weights are from, and why. Epochs count from 1."""
+    history, used = training.history, training.best_epoch
+    if not 0 <= used < len(history):
+        return ""
+    if training.best_monitor:
+        reason = f"the best {training.best_monitor.replace('_', ' ')}"
+    else:
+        reason = "the last one, because train.best_checkpoint is null"
+    return f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
+
+
+def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
+    """Says that the training data are too few, if the validation loss rose while the training loss
+    went on falling. Returns "" otherwise.
+
+    The losses after the last epoch are compared with those of the lowest validation loss.
+    """
+    history, used = training.history, training.best_epoch
+    if not history or "validation_loss" not in history[0].metrics:
+        return ""
+    losses = [epoch.metrics["validation_loss"] for epoch in history]
+    lowest, last = min(range(len(losses)), key=losses.__getitem__), len(losses) - 1
+    limit = _OVERFITTED * losses[lowest]
+    train_losses = [history[epoch].metrics["loss"] for epoch in (lowest, last)]
+    if not (losses[last] > limit and train_losses[1] < train_losses[0]):
+        return ""
+    if used >= 0 and losses[used] <= limit:
+        harm = f"This did no harm: the model has the weights of epoch {used + 1}, before the rise. "
+    else:
+        harm = "" if training.best_monitor else "Keep the best epoch (train.best_checkpoint). "
+    return (
+        f"The training data are too few for this model ({_describe_training_data(dataset)}): "
+        f"from epoch {lowest + 1} to {last + 1}, the validation loss rose from "
+        f"{losses[lowest]:.4g} to {losses[last]:.4g}, while the training loss fell from "
+        f"{train_losses[0]:.4g} to {train_losses[1]:.4g}. {harm}More images help most, then more "
+        "random changes (train.input.augment), a smaller model, or a warm start (train.warm_start)."
+    )
+
+
+def _describe_training_data(dataset: DatasetFigures) -> str:
+    counts = {name: dataset.labels.get("train", {}).get(name, 0) for name in dataset.class_names}
+    text = f"{dataset.num_examples['train']:,} images"
+    if len(counts) < 2 or not any(counts.values()):
+        return text
+    rarest = min(counts, key=counts.__getitem__)
+    unit = "boxes" if dataset.task == "detection" else "images"
+    return f"{text}; class {rarest} has the fewest {unit}, {counts[rarest]:,}"
+
+
+def _draw_precision_recall_charts(
+    curves: Sequence[Curves], average_precisions: Mapping[str, float | None]
+) -> list[Chart]:
+    """Draws the mean of all classes, and the weakest classes of the challenger.
+
+    `curves` are those of the challenger and, if there is one, of the champion.
+    """
+    means = [
+        Line(name, style, to_recall_points(model))
+        for (name, style), model in zip(_MODELS, curves, strict=False)
+        if model
+    ][::-1]
+    # Rounded, so that classes of equal figures keep their order.
+    known = {name: round(average_precisions[name] or 0.0, 9) for name in curves[0]}
+    weakest = sorted(known, key=known.__getitem__)[:_MAX_CLASS_CURVES]
+    by_class = [
+        Line(
+            f"{name} ({known[name]:.3f})",
+            f"series-{number}",
+            to_recall_points({name: curves[0][name]}),
+        )
+        for number, name in enumerate(weakest)
+    ]
+    return [
+        (title, lines, draw_share_chart(f"Precision against recall {text}", "recall", lines))
+        for title, lines, text in (
+            ("Precision and recall", means, "as the mean of all classes"),
+            ("Weakest classes", by_class, "of the weakest classes"),
+        )
+    ]
+
+
+def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Returns the points of the mean of precision-recall curves, which are float [101]."""
+    mean = np.mean(list(curves.values()), axis=0)
+    return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
+
+
+def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
+    lines = [
+        Line(name, style, [(each.confidence, each.accuracy) for each in model.calibration])
+        for (name, style), model in zip(_MODELS, models, strict=False)
+    ]
+    lines = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)]), *lines[::-1]]
+    bins = models[0].calibration
+    total = sum(each.count for each in bins)
+    bars = [
+        Bar(
+            each.low,
+            each.high,
+            each.count / total,
+            f"{each.count} answers of probability {each.low:.2f} to {each.high:.2f}, "
+            f"{each.accuracy:.1%} of them right",
+        )
+        for each in bins
+    ]
+    title = "Share of right answers by probability of the answer"
+    return "Calibration", lines, draw_share_chart(title, "probability of the answer", lines, bars)
+
+
+def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequence[str]) -> bytes:
+    """Draws some test images as a PNG file: the truth on the left, the prediction on the right."""
+    from pipeline_ops.pages.drawing import draw_grid
+
+    if isinstance(found, ClassifierFindings):
+        return draw_grid(_draw_samples(found, names), columns=2)
+    return draw_grid(_draw_scenes(found, names), columns=2)
+
+
+def _draw_samples(found: ClassifierFindings, names: Sequence[str]) -> list[Image.Image]:
+    from pipeline_ops.pages.drawing import LARGE_CELL_PIXELS, decode_image, draw_cell
+
+    cells = []
+    for shown in found.samples:
+        image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
+        answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
+        truth = f"truth: {names[shown.label]}"
+        cells += [
+            draw_cell(image, (), shown.key, truth, side=LARGE_CELL_PIXELS),
+            draw_cell(image, (), "", answer, color, side=LARGE_CELL_PIXELS),
+        ]
+    return cells
+
+
+def _draw_scenes(found: DetectorFindings, names: Sequence[str]) -> list[Image.Image]:
+    from pipeline_ops.pages.drawing import (
+        LARGE_CELL_PIXELS,
+        LabelledBox,
+        count_boxes,
+        decode_image,
+        draw_cell,
+    )
+
+    cells = []
+    pairs = zip(found.scenes, found.detections, strict=True)
+    sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
+    for scene, answer in sample:
+        image, detected = decode_image(scene.image), answer.filter_by_score(found.min_score)
+        true = zip(np.clip(scene.boxes, 0, 1), scene.classes, strict=True)
+        predicted = zip(
+            np.clip(detected.boxes, 0, 1), detected.classes, detected.scores, strict=True
+        )
+        truth = [LabelledBox(box, names[label]) for box, label in true]
+        prediction = [LabelledBox(box, names[label], score) for box, label, score in predicted]
+        text = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
+        true_text = f"truth: {count_boxes(len(truth))}"
+        cells += [
+            draw_cell(image, truth, scene.key, true_text, side=LARGE_CELL_PIXELS),
+            draw_cell(image, prediction, "", f"prediction: {text}", side=LARGE_CELL_PIXELS),
+        ]
+    return cells
+
+
+def mark_mistakes(
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+    min_score: float,
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Returns test images with the boxes of truth and answer.
+
+    The images with the most mistakes come first. Keys settle ties.
+    """
+    pictures = [
+        _mark_scene(scene, detected.filter_by_score(min_score), names)
+        for scene, detected in zip(scenes, detections, strict=True)
+    ]
+    pictures.sort(key=lambda picture: (-picture["num_mistakes"], picture["key"]))
+    return pictures[:NUM_SHOWN]
+
+
+def _mark_scene(
+    scene: TrueBoxes, detected: ImageDetections, names: Sequence[str]
+) -> dict[str, Any]:
+    truth_indexes, is_ignored = match(scene, detected)
+    boxes, counts = [], Counter[str]()
+    for i, box in enumerate(scene.boxes):
+        is_missed = i not in truth_indexes and not scene.is_crowd[i]
+        counts["missed"] += is_missed
+        name = names[scene.classes[i]] + (" missed" if is_missed else "")
+        boxes.append(_to_box_style(box, name, "truth-box"))
+    for i, truth in enumerate(truth_indexes):
+        if truth >= 0:
+            kind = "" if scene.classes[truth] == detected.classes[i] else "confused"
+        else:
+            kind = "" if is_ignored[i] else "false alarm"
+        counts[kind] += 1
+        name = f"{names[detected.classes[i]]} {detected.scores[i]:.2f}"
+        boxes.append(_to_box_style(detected.boxes[i], name, "answer-box" if kind else "right-box"))
+    texts = [
+        f"{counts[kind]} {kind}{'s' if kind == 'false alarm' and counts[kind] > 1 else ''}"
+        for kind in ("missed", "false alarm", "confused")
+        if counts[kind]
+    ]
+    return {
+        "key": scene.key,
+        "image": scene.image,
+        "boxes": boxes,
+        "num_mistakes": counts.total() - counts[""],
+        "text": ", ".join(texts) or "all right",
+    }
+
+
+def _to_box_style(box: np.ndarray, text: str, style: str) -> dict[str, Any]:
+    """Converts a box to percent, as the style of the page's boxes needs it."""
+    top, left, bottom, right = (100 * float(edge) for edge in box)
+    size = {"left": left, "top": top, "width": right - left, "height": bottom - top}
+    return {"style": style, "text": text, **size}
+
+
+def to_data_uri(image: bytes) -> str | None:
+    """Returns `data:image/png;base64,...` of an image file in any format that Pillow knows.
+
+    PNG and JPEG stay as they are. Large files and all other formats become a PNG of at most 256 x
+    256 pixels. Returns None for a file that is not an image.
+    """
+    from pipeline_ops.pages.drawing import decode_image
+
+    kind = next((kind for magic, kind in _IMAGE_TYPES.items() if image.startswith(magic)), None)
+    if kind is None or len(image) > _MAX_IMAGE_BYTES:
+        picture = decode_image(image)
+        if picture is None:
+            return None
+        picture.thumbnail((_MAX_IMAGE_PIXELS, _MAX_IMAGE_PIXELS))
+        output = io.BytesIO()
+        picture.save(output, "PNG")
+        kind, image = "image/png", output.getvalue()
+    return f"data:{kind};base64,{base64.b64encode(image).decode()}"

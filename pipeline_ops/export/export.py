@@ -49,7 +49,7 @@ from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.pages.page import render_part
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import Version
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     copy_file,
     link_file,

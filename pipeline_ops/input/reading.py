@@ -46,7 +46,7 @@ from pipeline_ops.input.streaming import (
 )
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.jobs.local_inputs import HostDataset
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.storage.tfrecord import FRAME_BYTES

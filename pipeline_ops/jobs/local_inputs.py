@@ -42,12 +42,11 @@ from pipeline_ops.artifacts.manifest import (
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.request import Request
-from pipeline_ops.storage.checksums import ChecksumAccumulator, compute_checksums
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import ChecksumAccumulator, compute_checksums, compute_digest
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import is_remote, open_path
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.disk_cache import HostCache
 

@@ -27,7 +27,7 @@ from pipeline_ops.config.model_data_rules import find_size_problem, validate_tas
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import format_json, read_json
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
@@ -46,7 +46,7 @@ class PlannedTraining(BaseModel):
     train: dict[str, Any]
     """The section of the config, as JSON."""
     python: str
-    """The interpreter of the train task. Empty for that of the process that checks the training."""
+    """The interpreter of the train task. "" is the interpreter of the checking process."""
     has_hosts: bool = False
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
     weights: str = ""

@@ -18,7 +18,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.jobs.model_check import PlannedTraining
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import RelativePath, format_json, translate_write_errors
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath, StoreUsage

@@ -35,7 +35,7 @@ from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import hold_lease
 

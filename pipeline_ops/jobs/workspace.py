@@ -35,7 +35,7 @@ from pipeline_ops.artifacts.manifest import (
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.request import Request, compute_request_digest, read_request
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     format_json,
     make_write_error,
@@ -47,7 +47,7 @@ from pipeline_ops.storage.local_files import (
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.read_errors import to_exit_code
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import LogWriter, StorePath
 from pipeline_ops.system.lease import Lease
 

@@ -49,7 +49,7 @@ from pipeline_ops.jobs.gang_protocol import (
     Message,
 )
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     read_json,
     remove_own_folder,

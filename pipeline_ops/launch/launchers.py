@@ -30,7 +30,7 @@ from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_co
 from pipeline_ops.jobs.places.ssh import build_ssh_command
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.launch.plan import Host
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 _log = logging.getLogger(__name__)
 

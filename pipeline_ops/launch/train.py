@@ -40,7 +40,7 @@ from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import make_launcher
 from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import empty_folder, open_folder, read_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import read_json_as

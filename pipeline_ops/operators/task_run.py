@@ -31,7 +31,7 @@ from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest, write_record
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import read_usage
 
 if TYPE_CHECKING:

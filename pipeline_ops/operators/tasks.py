@@ -49,7 +49,7 @@ from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, pre
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.open_store import open_near
-from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.request_cache import cache_requests
 from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class JobOperator(BaseOperator):
         return TaskRun.load(self.config_file, context)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
-        with read_once():
+        with cache_requests():
             prefetch_for_plan(self.job, run.config)
             manifests = pull_manifests(run, KINDS[self.job].reads)
             prefetch_manifests(run.config, manifests.values())
@@ -277,7 +277,7 @@ class PreprocessOperator(JobOperator):
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job. The training is checked by the job, or here if the artifact is cached."""
         training = PlannedTraining.from_config(run.config, sys.executable)
-        with read_once():
+        with cache_requests():
             plan = super()._plan_job(run, place)
             manifest = read_manifest(plan.manifest) if plan.is_cached else None
         if manifest is None:

@@ -40,8 +40,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.checksums import compute_checksums
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 

@@ -21,7 +21,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
 from pipeline_ops.jobs.local_inputs import open_host_cache
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_json
 
 JOBS = ("preprocess", "train", "evaluate", "export")
@@ -59,7 +59,7 @@ KINDS: Mapping[str, JobKind] = {
     "evaluate": JobKind(
         "pipeline_ops.evaluation.evaluate",
         ("preprocess", "train"),
-        (*_TENSORFLOW, "jinja2", "pillow"),
+        (*_TENSORFLOW, "scikit-learn", "scipy", "jinja2", "pillow"),
     ),
     "export": JobKind(
         "pipeline_ops.export.export", ("train", "evaluate"), (*_TENSORFLOW, "jinja2")

@@ -40,7 +40,7 @@ from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.open_store import open_near
-from pipeline_ops.storage.snapshot import prefetch, read_once, remember
+from pipeline_ops.storage.request_cache import cache_requests, prefetch, request_once
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import digest_user_code, find_user_versions
 from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
@@ -107,7 +107,7 @@ def plan_job(
       DataError: an input is missing or does not match its manifest.
       ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
-    with read_once():
+    with cache_requests():
         prefetch_for_plan(job, config)
         prefetch_manifests(config, (manifests[name] for name in KINDS[job].reads))
         place = place or open_place(config, job)
@@ -291,11 +291,11 @@ def _why_new(request: Request, layout: Layout) -> str:
 
 
 def prefetch_for_plan(job: str, config: PipelineConfig) -> None:
-    """Starts the reads of a bucket that a plan makes in any case, once in a block of `read_once`.
+    """Prefetches what a plan reads from a bucket in any case, within `cache_requests`.
 
     The requests of a plan take most of the time of an unchanged run.
     """
-    remember(("prefetch", job), lambda: prefetch(*_list_certain_reads(job, config)))
+    request_once(("prefetch", job), lambda: prefetch(*_list_certain_reads(job, config)))
 
 
 def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:

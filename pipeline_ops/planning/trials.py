@@ -17,7 +17,7 @@ from pipeline_ops.config.search import MAX_TRIALS, Search
 from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import PlannedTrial
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath
 

@@ -23,7 +23,7 @@ from urllib.parse import unquote_to_bytes
 from pipeline_ops.errors import MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 from pipeline_ops.storage.open_store import open_bucket
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import Entry
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.registry.versions import list_names
 from pipeline_ops.storage.local_files import describe_os_error
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
 CHAMPION, PREVIOUS = "champion", "previous"

@@ -56,7 +56,7 @@ from pipeline_ops.storage.local_files import (
     write_atomically,
 )
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import Entry, StorePath
 from pipeline_ops.system.lease import Lease, hold_lease
 

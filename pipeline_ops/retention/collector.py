@@ -25,7 +25,7 @@ from pipeline_ops.retention.needs import (
     find_candidates,
     find_needs,
 )
-from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.request_cache import cache_requests
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
@@ -370,7 +370,7 @@ class Remover:
                 return None
             place.remove()
             return Total(1, entry.num_bytes)
-        with read_once():  # in a bucket, exactly the files that were looked at are removed
+        with cache_requests():  # in a bucket, exactly the files that were looked at are removed
             files = place.walk()
             if any(file.modified >= self._before for file in files):
                 return None

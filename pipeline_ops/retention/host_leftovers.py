@@ -16,7 +16,7 @@ from pipeline_ops.config.train import InputOptions
 from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.retention.collector import Total
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_environment_values
 

@@ -13,7 +13,7 @@ from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import Entry, StorePath
 
 PROTECTION = "keep"

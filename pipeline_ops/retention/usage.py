@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline_ops.artifacts.layout import Layout, parse_artifact_uri, usage_file
-from pipeline_ops.storage.snapshot import map_requests
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
 

@@ -1,13 +1,17 @@
-"""Checksums of files: CRC32C, which detects disk errors, and SHA-256, which detects tampering."""
+"""Checksums of files: CRC32C, which detects disk errors, and SHA-256, which detects tampering.
+
+Besides, the digest of a JSON value.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import google_crc32c
 
@@ -70,3 +74,12 @@ def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item])
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
+
+
+def compute_digest(value: Any) -> str:
+    """32 hex digits over a JSON value, independent of the order of keys.
+
+    Different values have different digests.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

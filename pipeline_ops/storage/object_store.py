@@ -38,7 +38,7 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
 from pipeline_ops.storage.outage import StoreAway, repeat_while_away
-from pipeline_ops.storage.snapshot import map_requests, remember
+from pipeline_ops.storage.request_cache import map_requests, request_once
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import (
     BLOCK_BYTES,
@@ -103,7 +103,7 @@ class ObjectPath(StorePath):
         return "/".join(filter(None, [prefix, key]))
 
     def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-        content = remember(
+        content = request_once(
             ("read", str(self), max_bytes), lambda: b"".join(self._read_from_start(max_bytes))
         )
         if len(content) > max_bytes:
@@ -231,7 +231,7 @@ class ObjectPath(StorePath):
         return write_blocks(itertools.chain([first], blocks), target)
 
     def stat(self) -> Entry | None:
-        return remember(("stat", str(self)), self._stat)
+        return request_once(("stat", str(self)), self._stat)
 
     def _stat(self) -> Entry | None:
         try:
@@ -243,7 +243,7 @@ class ObjectPath(StorePath):
         return _to_entry(meta, self._object.rpartition("/")[0])
 
     def list_folder(self) -> list[Entry]:
-        return remember(("list", str(self)), self._list_folder)
+        return request_once(("list", str(self)), self._list_folder)
 
     def _list_folder(self) -> list[Entry]:
         folder = self._object
@@ -259,19 +259,19 @@ class ObjectPath(StorePath):
     def find_in_folders(self, name: str) -> list[Entry]:
         folders = [each.name for each in self.list_folder() if each.is_folder]
         names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
-        return remember(("find", str(self), name), lambda: self._stat_all(names))
+        return request_once(("find", str(self), name), lambda: self._stat_all(names))
 
     def _stat_all(self, names: list[str]) -> list[Entry]:
         """The existing ones among some files below a folder."""
         files = [self / name for name in names]
         found = dict(zip(files, map_requests(type(self)._stat, files, parallel=16), strict=True))
         for file in found:
-            remember(("stat", str(file)), functools.partial(found.get, file))
+            request_once(("stat", str(file)), functools.partial(found.get, file))
         entries = zip(names, found.values(), strict=True)
         return [dataclasses.replace(entry, name=name) for name, entry in entries if entry]
 
     def walk(self) -> list[Entry]:
-        return remember(("walk", str(self)), self._walk)
+        return request_once(("walk", str(self)), self._walk)
 
     def _walk(self) -> list[Entry]:
         folder = self._object

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     FOLDER_FLAGS,
     empty_folder,

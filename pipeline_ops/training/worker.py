@@ -44,7 +44,7 @@ from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
 from pipeline_ops.registry.versions import fetch_version
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import UserCallbacks

@@ -7,7 +7,7 @@ import importlib.metadata
 import pytest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint, find_versions
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 BASE = {
     "config": {"train": {"epochs": 10, "seed": 1}},

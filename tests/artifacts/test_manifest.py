@@ -26,7 +26,7 @@ from pipeline_ops.artifacts.manifest import (
 )
 from pipeline_ops.artifacts.results import list_saved_model_files
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 
 FINGERPRINT = Fingerprint(config={"epochs": 3}, inputs={}, code={}, versions={})
 

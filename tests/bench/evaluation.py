@@ -24,12 +24,12 @@ from measuring import format_spread, make_parser
 from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
-from pipeline_ops.evaluation.baseline import answer_class_shares
-from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
-from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
+from pipeline_ops.evaluation.classifier import answer_class_shares
+from pipeline_ops.evaluation.coco import ImageDetections, evaluate_boxes
+from pipeline_ops.evaluation.groups import build_group, build_slice_groups
 from pipeline_ops.evaluation.metrics import evaluate_model
 from pipeline_ops.evaluation.predictions import predict_all
-from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.input.saved_model_client import SavedModelClient, TrueBoxes, read_encoded_batches
 
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
 
@@ -120,19 +120,17 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         read_encoded_batches([shard], BATCH),
         count,
         CLASSES,
+        TOP_K,
         [Slice(by="folder")],
-        24,
         scratch,
         lambda done: None,
     )
     (evaluation, _), (baseline, _) = (
-        evaluate_model(answers.labels, model, names, TOP_K)
-        for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES))
+        evaluate_model(answers.labels, model, names)
+        for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES, TOP_K))
     )
-    build_whole_group(
-        answers.labels, answers.models, [evaluation], baseline.metrics, TOP_K
-    ).compute_intervals()
-    build_slice_groups(answers.labels, answers.models, answers.slices, names, TOP_K)
+    build_group(answers.labels, answers.models, [evaluation], baseline=baseline.metrics)
+    build_slice_groups(answers.labels, answers.models, answers.slices, names)
     return evaluation.metrics["accuracy"]
 
 
@@ -182,77 +180,54 @@ def by_hand(model, shard: str) -> float:
     return accuracy_score(labels, classes)
 
 
-def make_scenes(count: int) -> tuple[GroundTruths, DetectionTable]:
+def make_scenes(count: int) -> tuple[list[TrueBoxes], list[ImageDetections]]:
     """Four boxes and thirty detections to a scene, of ten classes. Four in ten detections have any
-    class, as those of low scores do."""
-    generator = np.random.default_rng(1)
-    num_truths, num_detections = 4 * count, 30 * count
-
-    def boxes(number: int) -> np.ndarray:
-        corner, extent = (
-            generator.uniform(0, 100, (number, 2)),
-            generator.uniform(8, 40, (number, 2)),
-        )
-        return np.concatenate([corner, corner + extent], axis=1)
-
-    truths = GroundTruths(
-        np.repeat(np.arange(count), 4),
-        boxes(num_truths),
-        generator.integers(0, CLASSES, num_truths),
-        np.zeros(num_truths, bool),
-    )
-    near = generator.integers(0, num_truths, num_detections)
-    moved = truths.boxes[near] + generator.normal(0, 6, (num_detections, 4))
-    moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 1.0)
-    classes = np.where(
-        generator.random(num_detections) < 0.4,
-        generator.integers(0, CLASSES, num_detections),
-        truths.classes[near],
-    )
-    return truths, DetectionTable(
-        truths.images[near], moved, classes, generator.random(num_detections)
-    )
+    class, as those of low scores do. Corners are pixels of images of the size 1 x 1."""
+    generator, scenes, answers = np.random.default_rng(1), [], []
+    for _ in range(count):
+        corner, extent = generator.uniform(0, 100, (4, 2)), generator.uniform(8, 40, (4, 2))
+        boxes = np.concatenate([corner, corner + extent], axis=1)
+        labels, near = generator.integers(0, CLASSES, 4), generator.integers(0, 4, 30)
+        moved = boxes[near] + generator.normal(0, 6, (30, 4))
+        moved[:, 2:] = np.maximum(moved[:, 2:], moved[:, :2] + 1.0)
+        is_random = generator.random(30) < 0.4
+        classes = np.where(is_random, generator.integers(0, CLASSES, 30), labels[near])
+        scenes.append(TrueBoxes("", b"", boxes, labels, np.zeros(4, bool)))
+        answers.append(ImageDetections(moved, classes, generator.random(30)))
+    return scenes, answers
 
 
-def by_pycocotools(truths: GroundTruths, detections: DetectionTable, count: int) -> float:
+def by_pycocotools(scenes: list[TrueBoxes], answers: list[ImageDetections]) -> float:
     """Computes COCO's figures from the same arrays. Returns the average precision."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    def as_xywh(boxes: np.ndarray) -> list[list[float]]:
-        return np.stack(
-            [boxes[:, 1], boxes[:, 0], boxes[:, 3] - boxes[:, 1], boxes[:, 2] - boxes[:, 0]], axis=1
-        ).tolist()
-
-    columns = zip(
-        truths.images.tolist(), truths.classes.tolist(), as_xywh(truths.boxes), strict=True
-    )
-    gt = COCO()
-    gt.dataset = {
-        "images": [{"id": i} for i in range(count)],
-        "categories": [{"id": i, "name": str(i)} for i in range(CLASSES)],
-        "annotations": [
+    def to_records(images: list) -> list[dict]:
+        return [
             {
-                "id": i,
                 "image_id": image,
                 "category_id": category,
-                "bbox": box,
-                "area": box[2] * box[3],
-                "iscrowd": 0,
+                "bbox": [xmin, ymin, xmax - xmin, ymax - ymin],
             }
-            for i, (image, category, box) in enumerate(columns, 1)
+            for image, each in enumerate(images)
+            for category, (ymin, xmin, ymax, xmax) in zip(
+                each.classes.tolist(), each.boxes.tolist(), strict=True
+            )
+        ]
+
+    gt = COCO()
+    gt.dataset = {
+        "images": [{"id": i} for i in range(len(scenes))],
+        "categories": [{"id": i, "name": str(i)} for i in range(CLASSES)],
+        "annotations": [
+            {**record, "id": i, "area": record["bbox"][2] * record["bbox"][3], "iscrowd": 0}
+            for i, record in enumerate(to_records(scenes), 1)
         ],
     }
-    columns = zip(
-        detections.images.tolist(),
-        detections.classes.tolist(),
-        as_xywh(detections.boxes),
-        detections.scores.tolist(),
-        strict=True,
-    )
+    scores = np.concatenate([each.scores for each in answers]).tolist()
     found = [
-        {"image_id": image, "category_id": category, "bbox": box, "score": score}
-        for image, category, box, score in columns
+        {**record, "score": score}
+        for record, score in zip(to_records(answers), scores, strict=True)
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         gt.createIndex()
@@ -283,16 +258,16 @@ def main() -> None:
             lambda: by_us(served, shard, arguments.images, Path(folder)),
             lambda: by_hand(model, shard),
         )
-    truths, detections = make_scenes(arguments.scenes)
+    scenes, answers = make_scenes(arguments.scenes)
     in_turn(
         "COCO figures",
         "scenes",
         arguments.scenes,
         arguments.rounds,
-        lambda: evaluate_detections(
-            truths, detections, arguments.scenes, [str(c) for c in range(CLASSES)]
-        ).metrics["map"],
-        lambda: by_pycocotools(truths, detections, arguments.scenes),
+        lambda: evaluate_boxes(scenes, answers, (1, 1), list(map(str, range(CLASSES)))).metrics[
+            "map"
+        ],
+        lambda: by_pycocotools(scenes, answers),
     )
 
 

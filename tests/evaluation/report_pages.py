@@ -10,25 +10,22 @@ from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
-from pipeline_ops.evaluation.baseline import answer_class_shares
-from pipeline_ops.evaluation.classifier import ClassifierFindings
-from pipeline_ops.evaluation.classifier_page import render_classifier_report
-from pipeline_ops.evaluation.groups import build_slice_groups, build_whole_group
-from pipeline_ops.evaluation.leaks import Leaks
-from pipeline_ops.evaluation.lineage import ChangesSince, Lineage
+from pipeline_ops.evaluation.classifier import ClassifierFindings, answer_class_shares
+from pipeline_ops.evaluation.groups import build_group, build_slice_groups
+from pipeline_ops.evaluation.lineage import ChangesSince, Leaks, Lineage
 from pipeline_ops.evaluation.metrics import ModelPredictions, compare, evaluate_model
 from pipeline_ops.evaluation.predictions import ShownExample
-from pipeline_ops.evaluation.report import ReportData
+from pipeline_ops.evaluation.report import ReportData, render_report
 
 
 def make_predictions(
-    classes: np.ndarray, num_classes: int, generator: np.random.Generator
+    labels: np.ndarray, classes: np.ndarray, num_classes: int, generator: np.random.Generator
 ) -> ModelPredictions:
     """A model that gives its answer the largest probability."""
     scores = generator.dirichlet(np.ones(num_classes), len(classes))
     scores[np.arange(len(classes)), classes] += 1.0
     scores /= scores.sum(axis=1, keepdims=True)
-    return ModelPredictions(classes, np.zeros(len(classes), int), scores.max(axis=1), scores.T)
+    return ModelPredictions(classes, classes == labels, scores.max(axis=1), scores.T)
 
 
 def make_findings(
@@ -38,23 +35,19 @@ def make_findings(
     labels = np.arange(num_examples) % num_classes
     wrong = generator.random((2, num_examples)) < noise
     classes = [(labels + w) % num_classes for w in wrong.astype(int)]
-    answers = [make_predictions(c, num_classes, generator) for c in classes[: 1 + champion]]
-    evaluated = [evaluate_model(labels, answer, names, 2) for answer in answers]
-    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes), names, 2)
+    answers = [make_predictions(labels, c, num_classes, generator) for c in classes[: 1 + champion]]
+    evaluated = [evaluate_model(labels, answer, names) for answer in answers]
+    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes, 2), names)
     mistakes = [
         ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
         for i in np.flatnonzero(wrong[0])[:4]
     ]
     cameras = {"camera": np.where(labels % 2, "front", "back")}
     return ClassifierFindings(
-        whole=build_whole_group(
-            labels,
-            answers,
-            [evaluation for evaluation, _ in evaluated],
-            baseline.metrics,
-            2,
+        whole=build_group(
+            labels, answers, [evaluation for evaluation, _ in evaluated], baseline=baseline.metrics
         ),
-        slices=build_slice_groups(labels, answers, cameras, names, 2),
+        slices=build_slice_groups(labels, answers, cameras, names),
         curves=[curves for _, curves in evaluated],
         comparison=compare(labels, *classes) if champion else None,
         mistakes=mistakes,
@@ -87,7 +80,7 @@ def render(
     )
     evaluation = EvaluationFigures(
         num_examples=num_examples,
-        challenger=whole.challenger.model_copy(update={"intervals": whole.compute_intervals()}),
+        challenger=whole.challenger,
         champion=whole.champion,
         champion_version=4 if champion else None,
         differences=whole.compute_difference_intervals(),
@@ -101,7 +94,7 @@ def render(
     data = ReportData(
         pipeline="digits",
         figures=evaluation.model_copy(update=figures or {}),
-        no_champion_reason=None if champion else "there is no champion to compare it with",
+        no_champion_reason="" if champion else "there is no champion to compare it with",
         rejected=[],
         training=make_training_figures(made).model_copy(update=training or {}),
         dataset=made.model_copy(update=dataset or {}),
@@ -111,7 +104,7 @@ def render(
             [], "f" * 32, ChangesSince({"preprocess": [], "train": []}) if champion else None
         ),
     )
-    return render_classifier_report(found, dataclasses.replace(data, **changes))
+    return render_report(found, dataclasses.replace(data, **changes))
 
 
 def make_training_figures(dataset: DatasetFigures):

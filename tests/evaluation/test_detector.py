@@ -3,6 +3,7 @@ exported. Its detections are poor. The tests are about their counts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -252,8 +253,11 @@ def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path
         "--port",
         "0",
     ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(server.kill)
         address = server.stdout.readline().strip()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
@@ -280,6 +284,3 @@ def test_the_page_of_the_server_draws_what_a_real_detector_finds(chain, tmp_path
             if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
                 page.screenshot(path=Path(folder) / "serve-detector.png", full_page=True)
             browser.close()
-    finally:
-        server.kill()
-        server.wait()

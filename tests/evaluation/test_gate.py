@@ -7,11 +7,8 @@ import pytest
 from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.bootstrap import BootstrapSamples
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group
-
-NOTHING_DRAWN = BootstrapSamples({}, {})
 
 
 def evidence(
@@ -28,19 +25,7 @@ def evidence(
         else ModelEvaluation(metrics=metrics, classes=[], confusion=[], measures=metrics)
         for metrics in (challenger, champion)
     ]
-    return Evidence(
-        Group(
-            "",
-            "",
-            100,
-            *models,
-            NOTHING_DRAWN,
-            None if champion is None else NOTHING_DRAWN,
-            baseline or {},
-        ),
-        no_champion_reason=why,
-        **more,
-    )
+    return Evidence(Group(100, *models, baseline=baseline or {}), no_champion_reason=why, **more)
 
 
 def judge_values(rule: Rule, challenger: float, champion: float | None) -> RuleVerdict:
@@ -156,10 +141,7 @@ def test_a_rule_is_judged_with_its_numbers(rule, challenger, champion, passed, t
                 "accuracy 1.0000 cannot show skill: on this test split, a model that has not "
                 f"looked at the images {reason}. Add test images of other classes, or use at_least",
             )
-            for baseline, reason in (
-                (1.0, "is perfect"),
-                (None, "has no value"),
-            )
+            for baseline, reason in ((1.0, "is perfect"), (None, "has no value"))
         ),
     ],
 )
@@ -287,7 +269,7 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
             class_figures("emu", 0.0, 0),
         ],
     )
-    whole = Group("", "", 20, model, None, NOTHING_DRAWN, None)
+    whole = Group(20, model)
     verdicts = judge([Rule(metric="recall", of_class="*", at_least=0.8)], Evidence(whole))
     assert [(v.subject, v.passed) for v in verdicts] == [
         ("class cat", True),

@@ -8,7 +8,7 @@ import pytest
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import Evidence, judge
-from pipeline_ops.evaluation.groups import Group, build_slice_groups, build_whole_group
+from pipeline_ops.evaluation.groups import Group, build_group, build_slice_groups
 from pipeline_ops.evaluation.metrics import ModelPredictions, evaluate_model
 
 
@@ -16,7 +16,7 @@ def answer(labels: np.ndarray, classes: np.ndarray) -> ModelPredictions:
     """The answers of a model of two classes."""
     return ModelPredictions(
         classes,
-        (classes != labels).astype(int),
+        classes == labels,
         np.full(len(classes), 0.9),
         np.stack([1.0 - classes, classes * 1.0]),
     )
@@ -31,8 +31,8 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
     labels = np.zeros(sum(counts), int)
     first, second = (np.repeat(answers, counts) for answers in ((0, 0, 1, 1), (0, 1, 0, 1)))
     answers = [answer(labels, first), answer(labels, second)]
-    evaluations = [evaluate_model(labels, each, ["a", "b"], 1)[0] for each in answers]
-    return build_whole_group(labels, answers, evaluations, {}, 1)
+    evaluations = [evaluate_model(labels, each, ["a", "b"])[0] for each in answers]
+    return build_group(labels, answers, evaluations)
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,8 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
             True,
         ),  # a tie that 100 examples cannot show
         ((90, 1, 1, 8), {"max_regression": 0.005}, "passes", True, True),
-        (
-            (800, 20, 120, 60),
-            {"max_regression": 0.02},
-            "passes",
-            False,
-            False,
-        ),  # clearly worse
-        (
-            (800, 120, 20, 60),
-            {"min_improvement": 0.02},
-            "fails",
-            True,
-            False,
-        ),  # clearly better
+        ((800, 20, 120, 60), {"max_regression": 0.02}, "passes", False, False),  # clearly worse
+        ((800, 120, 20, 60), {"min_improvement": 0.02}, "fails", True, False),  # clearly better
         (
             (900, 14, 10, 76),
             {"min_improvement": 0.0},
@@ -113,7 +101,6 @@ def test_a_rule_for_a_slice_is_judged_on_its_examples_alone():
         [answer(labels, classes)],
         {"camera": np.array(["day"] * 4 + ["night"] * 2)},
         ["a", "b"],
-        1,
     )
     night, day = (
         Rule(metric="accuracy", of_slice="camera=night", at_least=0.5),

@@ -10,10 +10,7 @@ from evaluation.evaluations import LENIENT, read_figures
 from sandbox import copy_dataset, remove_from_tests
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import (
-    read_manifest,
-    write_manifest,
-)
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.errors import DataError, ExitCode
 

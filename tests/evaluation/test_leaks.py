@@ -10,14 +10,11 @@ from manifests import list_again
 from sandbox import copy_dataset
 
 from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures, IndexEntry, write_index
-from pipeline_ops.artifacts.manifest import (
-    read_manifest,
-    write_manifest,
-)
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.inputs import Dataset
-from pipeline_ops.evaluation.leaks import find_leaks
+from pipeline_ops.evaluation.inputs import Artifact, Inputs
+from pipeline_ops.evaluation.lineage import find_leaks
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -29,10 +26,7 @@ def with_index(dataset: str, folder: Path, *places: tuple[str, str, str]) -> str
         [IndexEntry(key, content, "", split, "shard", 0, 1) for key, content, split in places],
     )
     manifest = read_manifest(uri)
-    write_manifest(
-        folder,
-        manifest.model_copy(update={"files": list_again(folder, manifest)}),
-    )
+    write_manifest(folder, manifest.model_copy(update={"files": list_again(folder, manifest)}))
     return uri
 
 
@@ -74,32 +68,22 @@ def test_an_index_that_can_not_be_read_is_refused(sandbox, tmp_path):
     uri = with_index(sandbox.dataset, tmp_path / "broken", ("a.png", "1" * 32, "test"))
     (tmp_path / "broken" / INDEX).write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"index\.jsonl\.gz: the index cannot be read"):
-        find_leaks(
-            Dataset(
-                uri, read_manifest(uri), DatasetFigures.model_validate(read_manifest(uri).figures)
-            ),
-            None,
-            0,
-            open_root(tmp_path),
-        )
+        manifest = read_manifest(uri)
+        figures = DatasetFigures.model_validate(manifest.figures)
+        inputs = Inputs(Artifact(uri, manifest, figures), None, None)
+        find_leaks(inputs, 0, open_root(tmp_path))
 
 
 def test_test_images_that_the_champion_was_trained_on_are_counted(sandbox, tmp_path):
     old = with_index(
-        sandbox.dataset,
-        tmp_path / "old",
-        ("a.png", "1" * 32, "train"),
-        ("b.png", "2" * 32, "test"),
+        sandbox.dataset, tmp_path / "old", ("a.png", "1" * 32, "train"), ("b.png", "2" * 32, "test")
     )
     train = sandbox.train("fair", old)
     evaluation = sandbox.plan("evaluate", train, dataset=old)
     sandbox.run(evaluation)
     sandbox.run(sandbox.plan("export", train, str(evaluation.manifest)))
     new = with_index(
-        sandbox.dataset,
-        tmp_path / "new",
-        ("a.png", "1" * 32, "test"),
-        ("b.png", "2" * 32, "train"),
+        sandbox.dataset, tmp_path / "new", ("a.png", "1" * 32, "test"), ("b.png", "2" * 32, "train")
     )
     _, folder = sandbox.run(sandbox.plan("evaluate", sandbox.train("good", new), dataset=new))
     assert json.loads((folder / METRICS).read_bytes())["leaks"] == {"challenger": 0, "champion": 1}

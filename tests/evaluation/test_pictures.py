@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline_ops.evaluation.coco import ImageDetections
 from pipeline_ops.evaluation.detector import DetectorFindings
-from pipeline_ops.evaluation.detector_page import draw_detector_predictions
-from pipeline_ops.evaluation.matching import ImageDetections
-from pipeline_ops.evaluation.pictures import rank_key, to_data_uri
+from pipeline_ops.evaluation.predictions import rank_key
+from pipeline_ops.evaluation.report import draw_predictions, to_data_uri
 from pipeline_ops.input.saved_model_client import TrueBoxes
 
 
@@ -65,14 +65,14 @@ def find_scene(key: str, num_true: int) -> tuple[TrueBoxes, ImageDetections]:
     return TrueBoxes(key, image.getvalue(), true, classes, classes > 0), detected
 
 
-def draw_predictions(keys: list[str]) -> bytes:
+def draw(keys: list[str]) -> bytes:
     scenes, detections = zip(*(find_scene(key, 1) for key in keys), strict=True)
     found = DetectorFindings(None, [], {}, [*scenes], [*detections], 0.5)
-    return draw_detector_predictions(found, ["cat", "dog"])
+    return draw_predictions(found, ["cat", "dog"])
 
 
 def test_the_truth_is_on_the_left_and_what_is_above_the_threshold_on_the_right():
-    picture = Image.open(io.BytesIO(draw_predictions(["a"])))
+    picture = Image.open(io.BytesIO(draw(["a"])))
     assert picture.size == (2 * 348 + 8, 382 + 8)
     edges = [8 + start + x for start in (0, 348) for x in (34, 204)]  # 0.1 and 0.6 of 340 pixels
     assert [picture.getpixel((x, 8 + 100)) != (0, 0, 0) for x in edges] == [
@@ -85,7 +85,7 @@ def test_the_truth_is_on_the_left_and_what_is_above_the_threshold_on_the_right()
 
 def test_the_scenes_with_predictions_are_three_whatever_their_order():
     keys = [f"{number}.png" for number in range(20)]
-    picture = draw_predictions(keys)
-    assert picture == draw_predictions(keys[::-1])
-    assert picture == draw_predictions(sorted(keys, key=rank_key)[-3:])
+    picture = draw(keys)
+    assert picture == draw(keys[::-1])
+    assert picture == draw(sorted(keys, key=rank_key)[-3:])
     assert Image.open(io.BytesIO(picture)).size == (2 * 348 + 8, 3 * 382 + 8)

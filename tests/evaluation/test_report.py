@@ -16,11 +16,10 @@ from sandbox import Sandbox, copy_dataset
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
-from pipeline_ops.evaluation.detector_page import draw_pictures
-from pipeline_ops.evaluation.leaks import Leaks
-from pipeline_ops.evaluation.lineage import ChangesSince, Lineage
-from pipeline_ops.evaluation.matching import ImageDetections
-from pipeline_ops.evaluation.report_charts import describe_overfitting
+from pipeline_ops.evaluation.coco import ImageDetections
+from pipeline_ops.evaluation.lineage import ChangesSince, Leaks, Lineage
+from pipeline_ops.evaluation.metrics import NUM_SAMPLES
+from pipeline_ops.evaluation.report import describe_overfitting, mark_mistakes
 from pipeline_ops.input.saved_model_client import TrueBoxes
 
 PNG = base64.b64decode(
@@ -113,6 +112,12 @@ def test_the_verdict_comes_first():
     assert "The challenger may replace version 4." in text
 
 
+def test_page_and_documentation_tell_the_number_of_draws():
+    draws = f"from {NUM_SAMPLES:,} draws of the test images"
+    guide = Path(__file__).resolve().parents[2] / "docs" / "gate.md"
+    assert draws in Page(render()).text and draws in guide.read_text()
+
+
 def test_what_is_not_published_and_why_is_said():
     failed = RuleVerdict(metric="accuracy", passed=False, text="accuracy 0.9000 is below 0.9900")
     text = Page(render(figures={"gate_passed": False, "rules": [failed]})).text
@@ -160,7 +165,7 @@ def test_boxes_are_drawn_over_the_picture_in_fractions_of_it():
         "a.png", PNG, np.array([[0.1, 0.2, 0.6, 0.7]]), np.array([0]), np.array([False])
     )
     answer = ImageDetections(np.array([[0.0, 0.0, 0.05, 0.5]]), np.array([1]), np.array([0.93]))
-    [picture] = draw_pictures([scene], [answer], 0.5, [SCRIPT, "cat"])
+    [picture] = mark_mistakes([scene], [answer], 0.5, [SCRIPT, "cat"])
     assert picture["text"] == "1 missed, 1 false alarm"
     truth, found = picture["boxes"]
     assert truth == {

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 

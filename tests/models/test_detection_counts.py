@@ -57,20 +57,13 @@ def to_batch(scenes, scores):
 
 
 def compute_with_coco(scenes, scores) -> float:
-    from pipeline_ops.evaluation.coco import DetectionTable, GroundTruths, evaluate_detections
+    from pipeline_ops.evaluation.coco import ImageDetections, evaluate_boxes
+    from pipeline_ops.input.saved_model_client import TrueBoxes
 
-    def join(column):
-        images = np.repeat(np.arange(len(scenes)), [len(scene[column]) for scene in scenes])
-        return images, np.concatenate([scene[column] for scene in scenes])
-
-    images, boxes = join(0)
-    truths = GroundTruths(images, boxes, join(1)[1], join(2)[1])
-    images, found = join(3)
-    table = DetectionTable(images, found, join(4)[1], np.concatenate(scores))
+    truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]
+    found = [ImageDetections(*scene[3:], each) for scene, each in zip(scenes, scores, strict=True)]
     names = [str(number) for number in range(CLASSES)]
-    value = evaluate_detections(truths, table, len(scenes), names).metrics["map_50"]
-    assert value is not None
-    return value
+    return evaluate_boxes(truths, found, (1, 1), names).metrics["map_50"]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -55,11 +55,11 @@ def test_a_change_of_any_imported_file_changes_the_fingerprint(copied_code, conf
 @pytest.mark.parametrize("job", JOBS)
 def test_an_imported_file_that_is_gone_changes_the_fingerprint(copied_code, config, job):
     before = digest_job_code(job, config, copied_code)
-    moved = (copied_code / "pipeline_ops/storage/digest.py").rename(copied_code / "digest.py")
+    moved = (copied_code / "pipeline_ops/storage/parsing.py").rename(copied_code / "parsing.py")
     try:
         assert digest_job_code(job, config, copied_code) != before
     finally:
-        moved.rename(copied_code / "pipeline_ops/storage/digest.py")
+        moved.rename(copied_code / "pipeline_ops/storage/parsing.py")
 
 
 @pytest.mark.airflow

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage import connections
-from pipeline_ops.storage.connections import read_credentials
+from pipeline_ops.storage import store_options
+from pipeline_ops.storage.store_options import read_credentials
 
 SECRET = "the-secret"
 
@@ -19,7 +19,7 @@ def connect(monkeypatch):
 
     def connect(login=None, password=None, host=None, **extra) -> None:
         found = SimpleNamespace(login=login, password=password, host=host, extra_dejson=extra)
-        monkeypatch.setattr(connections, "_reader", lambda _: found)
+        monkeypatch.setattr(store_options, "_reader", lambda _: found)
 
     return connect
 
@@ -90,7 +90,7 @@ def test_a_connection_that_cannot_be_read_is_named_with_its_variable(monkeypatch
     def fail(connection_id: str) -> None:
         raise LookupError(SECRET)
 
-    monkeypatch.setattr(connections, "_reader", fail)
+    monkeypatch.setattr(store_options, "_reader", fail)
     with pytest.raises(ConfigError, match="variable AIRFLOW_CONN_AWS_DEFAULT") as refused:
         read_credentials("aws_default", "s3://bucket")
     assert SECRET not in str(refused.value)

@@ -18,7 +18,7 @@ from pipeline_ops.storage.checksums import compute_checksums
 from pipeline_ops.storage.local_files import UnsafePath
 from pipeline_ops.storage.object_store import SEGMENT_BYTES, ObjectPath
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.snapshot import read_once
+from pipeline_ops.storage.request_cache import cache_requests
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import BLOCK_BYTES, StorePath, read_usage
 from pipeline_ops.system import lease as lease_module
@@ -251,7 +251,7 @@ class TestBucket:
 
     def test_a_question_is_asked_once_in_a_block(self, bucket):
         (bucket / "file").write(b"first")
-        with read_once():
+        with cache_requests():
             before = (bucket / "file").read()
             (bucket / "file").write(b"second")
             assert (before, (bucket / "file").read()) == (b"first", b"first")

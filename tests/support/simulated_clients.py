@@ -22,7 +22,7 @@ from obstore.store import MemoryStore
 
 from pipeline_ops.registry import aliases
 from pipeline_ops.retention import collector
-from pipeline_ops.storage import object_store, snapshot
+from pipeline_ops.storage import object_store, request_cache
 from pipeline_ops.system import lease, locks
 
 Fate = Literal["done", "request lost", "answer lost", "killed before", "killed after"]
@@ -146,7 +146,7 @@ class Simulation:
         self._patch(lease, "get_pid_space", lambda: _current.thread.client.name)
         self._patch(object_store, "open_client", lambda bucket, options: self._memory)
         self._patch(object_store, "obstore", _Requests(self))
-        self._patch(snapshot, "ThreadPoolExecutor", _InOrder)
+        self._patch(request_cache, "ThreadPoolExecutor", _InOrder)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -235,7 +235,7 @@ _PIPELINE_LABEL, _ATTEMPT_LABEL = "trainyard.pipeline", "trainyard.attempt"
 _SHARED_MEMORY_BYTES = 1 << 30
 """The size of /dev/shm, through which GPUs exchange gradients. It counts as memory once used."""
 _MAX_PROCESSES = 16384
-"""Threads count, too. It stops what starts processes without an end."""
+"""Limit of processes and threads, against a fork bomb."""
 _TEMPORARY = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
 _LOG_OPTIONS = {"max-size": "10m", "max-file": "2"}
 

@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding

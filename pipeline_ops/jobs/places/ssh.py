@@ -25,7 +25,7 @@ from pipeline_ops.jobs.places.place import (
     collect_store_environment,
 )
 from pipeline_ops.jobs.remote_host import HostRequest, HostResponse
-from pipeline_ops.storage.digest import compute_digest
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import make_store_environment
 from pipeline_ops.storage.store_path import StorePath
 

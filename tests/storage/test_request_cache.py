@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.snapshot import map_requests, prefetch, read_once, remember
+from pipeline_ops.storage.request_cache import cache_requests, map_requests, prefetch, request_once
 
 
 class Question:
@@ -16,7 +16,7 @@ class Question:
         self.has_begun = threading.Event()
 
     def __call__(self):
-        return remember("key", self._ask)
+        return request_once("key", self._ask)
 
     def _ask(self):
         self.times += 1
@@ -29,7 +29,7 @@ class Question:
 
 def test_what_was_asked_ahead_is_waited_for_and_not_asked_again():
     question = Question("answer")
-    with read_once():
+    with cache_requests():
         prefetch(question)
         assert question.has_begun.wait(60)
         threading.Timer(0.2, question.may_end.set).start()
@@ -40,7 +40,7 @@ def test_what_was_asked_ahead_is_waited_for_and_not_asked_again():
 
 def test_all_who_wait_get_the_error_and_the_next_one_asks_again():
     question = Question(MachineError("the store is away"))
-    with read_once():
+    with cache_requests():
         prefetch(question)
         assert question.has_begun.wait(60)
         threading.Timer(0.2, question.may_end.set).start()
@@ -54,7 +54,7 @@ def test_all_who_wait_get_the_error_and_the_next_one_asks_again():
 def test_that_there_is_nothing_is_an_answer():
     question = Question(FileNotFoundError())
     question.may_end.set()
-    with read_once():
+    with cache_requests():
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
                 question()
@@ -63,8 +63,8 @@ def test_that_there_is_nothing_is_an_answer():
 
 def test_nothing_is_asked_after_the_end_of_a_block():
     question, later = Question("answer"), []
-    with read_once():
-        prefetch(lambda: (question(), remember("other", lambda: later.append(1))))
+    with cache_requests():
+        prefetch(lambda: (question(), request_once("other", lambda: later.append(1))))
         assert question.has_begun.wait(60)
         threading.Timer(0.2, question.may_end.set).start()
     assert question.times == 1 and not later

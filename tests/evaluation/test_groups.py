@@ -7,13 +7,14 @@ import pytest
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.groups import _sort_values
-from pipeline_ops.evaluation.slices import (
+from pipeline_ops.evaluation.groups import (
     MISSING_VALUE,
+    build_slice_groups,
     compute_slice_values,
     join_slice_values,
     list_required_features,
 )
+from pipeline_ops.evaluation.metrics import ModelPredictions
 from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
@@ -69,11 +70,11 @@ def test_a_slice_of_too_many_values_is_refused():
         join_slice_values({"id": [[str(i) for i in range(101)]]}, [Slice(by="id")])
 
 
-def test_ranges_stand_in_the_order_of_their_numbers():
-    assert _sort_values({"96 and more", "below 8", "8 to 32", "32 to 96"}) == [
-        "below 8",
-        "8 to 32",
-        "32 to 96",
-        "96 and more",
-    ]
-    assert _sort_values({"night", "day", MISSING_VALUE}) == [MISSING_VALUE, "day", "night"]
+@pytest.mark.parametrize(
+    "values", [["below 8", "8 to 32", "32 to 96", "96 and more"], [MISSING_VALUE, "day", "night"]]
+)
+def test_ranges_stand_in_the_order_of_their_numbers_and_other_values_in_that_of_their_names(values):
+    labels = np.zeros(len(values), int)
+    answers = ModelPredictions(labels, labels == 0, np.ones(len(values)), np.empty((0, 0)))
+    groups = build_slice_groups(labels, [answers], {"size": np.array(values[::-1])}, ["a", "b"])
+    assert [group.value for group in groups] == values

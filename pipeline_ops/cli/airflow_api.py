@@ -111,9 +111,13 @@ class AirflowApi:
 
     def fail_runs_before(self, moment: float) -> None:
         """Marks the unfinished runs of all DAGs failed that were queued before a Unix time."""
-        found = self._call("GET", "/api/v2/dags/~/dagRuns?state=running&state=queued")
-        for run in found["dag_runs"]:
-            if parse_timestamp(run["queued_at"] or run["run_after"]) < moment:
+        query = "state=running&state=queued&order_by=run_after"  # a page has the first 50
+        while old := [
+            run
+            for run in self._call("GET", f"/api/v2/dags/~/dagRuns?{query}")["dag_runs"]
+            if parse_timestamp(run["queued_at"] or run["run_after"]) < moment
+        ]:
+            for run in old:
                 self.fail_run(run["dag_id"], run["dag_run_id"])
 
     def fail_run(self, dag: str, run_id: str) -> None:

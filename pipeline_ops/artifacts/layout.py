@@ -71,11 +71,7 @@ class Layout:
         return self.artifact(job, fingerprint) / NAME
 
     def check_manifest(self, job: str, uri: str) -> StorePath:
-        """Checks a manifest URI that came from outside.
-
-        Raises:
-          DataError: the URI is not that of an artifact of this job.
-        """
+        """Checks a URI from outside. Raises DataError if it is not of an artifact of this job."""
         fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
         manifest = self.manifest(job, fingerprint)
         if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(manifest):

@@ -164,13 +164,8 @@ def iterate_references(manifest: Manifest) -> Iterator[str]:
 def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[ManifestFile]:
     """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
-    Args:
-      folder: the folder.
-      described: files in it whose checksums are known. Only their sizes are looked at.
-
-    Raises:
-      DataError: there is a link among them.
-      MachineError: a described file is missing, or has another size.
+    Of `described` files, only the sizes are looked at. Raises DataError for a link, and
+    MachineError if a described file is missing or has another size.
     """
     known = {file.path: file for file in described}
 
@@ -201,12 +196,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path | StorePath) -> Manifest:
-    """Reads an artifact's manifest from the manifest's own path.
-
-    Raises:
-      DataError: there is no manifest, or it is invalid.
-      MachineError: the manifest cannot be read.
-    """
+    """Reads a manifest. Raises DataError if it is missing or invalid."""
     try:
         content = (path if isinstance(path, StorePath) else open_path(path)).read(MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -247,9 +237,8 @@ def fetch_file(
 ) -> None:
     """Downloads a file, and compares its content with the manifest on the way.
 
-    Raises:
-      MachineError: the file is missing or has another content. It has the remedy, and is of the
-        type `error`. Or the store or the disk failed.
+    Raises an `error` with the remedy if the file is missing or has another content, and
+    MachineError if the store or the disk failed.
     """
     try:
         found = source.download(target, file.num_bytes)
@@ -260,20 +249,13 @@ def fetch_file(
 
 
 def find_file(manifest: StorePath, path: str) -> StorePath | None:
-    """The place of a file of an artifact by its path. None if the artifact has no such file.
-
-    Raises the errors of `read_manifest`.
-    """
+    """The place of a file of an artifact by its path. None if the artifact has no such file."""
     files = (file for file in read_manifest(manifest).files if file.path == path)
     return next((locate_file(manifest, file) for file in files), None)
 
 
 def read_input(entry: Input) -> Manifest:
-    """Reads the manifest of an input, in a job.
-
-    Raises:
-      DataError: the manifest is gone, or differs from the one that the job was planned with.
-    """
+    """Reads the manifest of an input. Raises DataError unless it is the one of the job's plan."""
     manifest = read_manifest(open_path(entry.uri))
     if manifest.digest != entry.digest:
         raise DataError(
@@ -298,10 +280,8 @@ def check_files(path: Path | StorePath, manifest: Manifest, files: Iterable[Mani
 def find_damage(path: Path | StorePath, manifest: Manifest, checksums: bool = False) -> list[str]:
     """The problems of an artifact's files: missing, a link, wrong size or wrong checksum.
 
-    The artifact is given by its manifest's path.
-
-    The checksums are computed only if `checksums` is true. In a bucket they never are, because each
-    file is compared with its manifest when it is fetched.
+    `path` is that of its manifest. In a bucket no checksums are computed, because each file is
+    compared with its manifest when it is fetched.
     """
     if isinstance(path, StorePath) and not path.is_local:
         return _find_remote_damage(path.parent, manifest)
@@ -365,11 +345,9 @@ def withdraw_artifact(folder: StorePath) -> None:
 def open_listed(folder: Path, file: ManifestFile) -> Iterator[IO[bytes]]:
     """Opens one file of an artifact in a folder without following links.
 
-    A referenced file is opened below the folder that holds the artifacts of the job.
-
-    Raises:
-      DataError: it is missing, a link, or its size differs from the manifest.
-      MachineError: it cannot be read.
+    A referenced file is opened below the folder that holds the artifacts of the job. Raises
+    DataError if the file is missing, a link, or differs in size from the manifest, and MachineError
+    if it cannot be read.
     """
     root, path = (folder.parent, file.stored_at) if file.stored_at else (folder, file.path)
     name = _describe(folder, file)

@@ -46,17 +46,10 @@ def digest_sources(
     The digest of a Python file is over its syntax tree without docstrings, so that a comment or a
     line break changes nothing. Templates next to a module are covered by their bytes.
 
-    Args:
-      modules: dotted names.
-      root: the folder in which the modules are found. Only imports from there are followed.
-      packages: the top-level packages to follow, or None for all that `root` holds.
-      used: the entries of catalogues that the job uses. A catalogue is a module-level dict
-          `CATALOGUE` with literal keys. Its other entries, and imports with the names of those
-          entries, count as absent.
-
-    Raises:
-      TrainyardError: there is no such module.
-      SyntaxError: a file is not valid Python. The error names the file.
+    Only imports from `root` are followed, of the top-level `packages` or of all. `used` are the
+    entries of catalogues that the job uses. A catalogue is a module-level dict `CATALOGUE` with
+    literal keys. Its other entries, and imports with the names of those entries, count as absent.
+    Raises TrainyardError for a missing module, and SyntaxError with the name of an invalid file.
     """
     chosen = frozenset(used)
     found: dict[str, str] = {}

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,8 @@ def check_format(
         infer, images = load_format(name, files[0]), references.decode_images()
         answers, image = references.pack(infer(images)), images[:1]
         agreement = compare(references.outputs, answers, rule, f"the format {name}")
+    num_calls = _UNTIMED_CALLS + _TIMED_CALLS
+    durations = timeit.repeat(lambda: infer(image), number=1, repeat=num_calls)
     return FormatFigures(
         name=name,
         path=path,
@@ -162,7 +164,7 @@ def check_format(
         **dataclasses.asdict(agreement),
         tolerance=rule.tolerance,
         min_top1_agreement=rule.top1_agreement,
-        latency_seconds=_measure_latency_seconds(lambda: infer(image)),
+        latency_seconds=statistics.median(durations[_UNTIMED_CALLS:]),
         seconds=seconds,
     )
 
@@ -243,13 +245,3 @@ def _find_largest_distance(
     if not (other_D6[:, _SCORE] > 0).any():
         return 1.0
     return float(np.abs(certain[:, None] - other_D6[None]).max(axis=-1).min(axis=-1).max())
-
-
-def _measure_latency_seconds(call: Callable[[], object]) -> float:
-    """Returns the median of some calls, after some untimed calls."""
-    durations = []
-    for _ in range(_UNTIMED_CALLS + _TIMED_CALLS):
-        begin = time.perf_counter()
-        call()
-        durations.append(time.perf_counter() - begin)
-    return statistics.median(durations[_UNTIMED_CALLS:])

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -56,8 +57,8 @@ class RemoteFolder:
           MachineError: the store can't be reached.
         """
         entries = self._root.walk()
-        folders = {entry.name.rpartition("/")[0] for entry in entries}
-        files = (_to_raw_file(entry) for entry in entries if not _is_marker(entry, folders))
+        names = [entry.name for entry in entries]
+        files = (_to_raw_file(entry) for entry in entries if not _is_marker(entry, names))
         return tuple(sorted((file for file in files if file), key=lambda file: file.key))
 
     def find_similar_uri(self) -> str | None:
@@ -145,9 +146,17 @@ def make_change_error(key: str) -> MachineError:
     return MachineError(f"{key} has changed since the run started. Retry.")
 
 
-def _is_marker(entry: Entry, folders: set[str]) -> bool:
-    """Returns whether an empty object only stands for a folder, as consoles of stores make them."""
-    return entry.num_bytes == 0 and (entry.name in folders or "." not in entry.name)
+def _is_marker(entry: Entry, names: list[str]) -> bool:
+    """Returns whether an empty object only stands for a folder, as consoles of stores make them.
+
+    `names` are those of all objects, sorted.
+    """
+    if entry.num_bytes:
+        return False
+    folder = f"{entry.name}/"
+    place = bisect_left(names, folder)
+    has_objects = place < len(names) and names[place].startswith(folder)
+    return has_objects or "." not in entry.name.rpartition("/")[2]
 
 
 def _to_raw_file(entry: Entry) -> RawFile | None:

@@ -344,9 +344,10 @@ def test_each_store_says_with_the_content_which_version_was_read(make_root, kind
 def test_an_object_that_stands_for_a_folder_is_no_file(store):
     """Consoles of stores make them: empty objects whose names end with a slash."""
     store.put("cat/1.png", b"cat")
-    store.put_literally("cat/")
-    store.put_literally("dog/")
-    assert [file.key for file in store.folder.list_files()] == ["cat/1.png"]
+    store.put("v1.0/cat/2.png", b"cat")
+    for folder in ("cat/", "dog/", "v1.0/", "v1.0/dog/"):
+        store.put_literally(folder)
+    assert [file.key for file in store.folder.list_files()] == ["cat/1.png", "v1.0/cat/2.png"]
 
 
 # What can go wrong

@@ -1,4 +1,4 @@
-"""What is needed below the storage root, and why, and the candidates for removal: all the rest.
+"""Finds what is needed below the storage root, and why. The rest are candidates for removal.
 
 Nothing here touches the store.
 """

@@ -175,7 +175,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
 
 
 def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):
-    """Of retinanet, whose backbone has depthwise convolutions and batch normalization, as well."""
+    """One of them is a retinanet, whose backbone has depthwise convolutions and batch norms."""
     from pipeline_ops.export.check import References, check_format
     from pipeline_ops.export.formats import run_converter
 

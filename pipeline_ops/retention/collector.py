@@ -94,7 +94,7 @@ class _Decision:
 
 
 def collect(config: PipelineConfig, options: Options) -> Report:
-    """Removes what a pipeline does not need, and what was not touched within the grace period.
+    """Removes what a pipeline does not need and has not touched within the grace period.
 
     Raises:
       MachineError: another collector works on this root, or the store failed.

@@ -105,7 +105,8 @@ def collect(config: PipelineConfig, options: Options) -> Report:
     if options.is_dry_run:
         decision = _decide(config, layout, options, time.time())
         due = [each for each in decision.candidates if each.touched < decision.before]
-        report = _make_report(decision, [each for each in decision.candidates if each not in due])
+        young = [each for each in decision.candidates if each.touched >= decision.before]
+        report = _make_report(decision, young)
         report.removed, report.paths = _sum(due), [(each.path, each.rule) for each in due]
         return report
     with hold_lease(layout.root / "gc" / "lock", f"trainyard gc in {layout.root}", _LOCK_SECONDS):

@@ -85,7 +85,7 @@ def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = Fal
     lines = [
         f"{config.pipeline}: {config.root}",
         f"  stays: {_format_total(report.kept)}",
-        *_format_totals("too young", report.waiting),
+        *_format_totals("too young, or in use", report.waiting),
         *_format_totals("would be removed" if is_dry_run else "removed", report.removed),
         *(f"  no artifact is removed, because {problem}" for problem in report.problems),
         *(f"  a problem of others: {problem}" for problem in report.others),

@@ -63,7 +63,7 @@ class CollectOperator(BaseOperator):
             self.log.warning("A problem of others: %s", problem)
         for path in report.foreign:
             self.log.info("Not ours, stays: %s", path)
-        for verb, totals in (("too young", report.waiting), ("removed", report.removed)):
+        for verb, totals in (("too young, or in use", report.waiting), ("removed", report.removed)):
             for kind, total in totals.items():
                 self.log.info(
                     "%s: %s: %d files, %d bytes", verb, kind, total.num_files, total.num_bytes

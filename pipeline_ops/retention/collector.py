@@ -68,7 +68,7 @@ class Total:
 
 @dataclasses.dataclass
 class Report:
-    """The findings and deeds of one call, by kind. `waiting` is not needed, and too young to go."""
+    """The findings and deeds of one call, by kind. `waiting` is young, or in use."""
 
     kept: Total = dataclasses.field(default_factory=Total)
     waiting: dict[str, Total] = dataclasses.field(default_factory=dict)

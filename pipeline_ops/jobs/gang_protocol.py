@@ -109,13 +109,23 @@ class Event(Message):
     """Agent or fork server to launcher.
 
     `hello` is an agent's first event, and `refused` its last one if it can't work. `ready` means
-    that forks can be made. `alive` has the processes with a recent heartbeat (`names`) and those
+    that forks can be made. `leaving` means that its host was asked to end (SIGTERM): the agent ends
+    after its forks. `alive` has the processes with a recent heartbeat (`names`) and those
     that a signal has `stopped`. `appended` has new bytes of the file `name` in the folder of the
     attempt. The `message` of `connected` names the addresses that could not be reached.
     """
 
     event: Literal[
-        "hello", "refused", "ready", "alive", "ports", "connected", "started", "ended", "appended"
+        "hello",
+        "refused",
+        "ready",
+        "leaving",
+        "alive",
+        "ports",
+        "connected",
+        "started",
+        "ended",
+        "appended",
     ]
     name: str = ""
     pid: int = 0

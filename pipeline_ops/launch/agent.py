@@ -141,7 +141,8 @@ class Agent:
         self._reserved_sockets: list[socket.socket] = []
         """They stay open until the fork, so no two agents on one machine choose the same ports."""
         self._alive: set[str] = set()
-        signal.signal(signal.SIGTERM, lambda *_: self._signal(signal.SIGTERM))
+        self._is_leaving = False
+        signal.signal(signal.SIGTERM, self._leave)
         heartbeats, heartbeat_writer = os.pipe()
         self._fork_server = subprocess.Popen(
             [sys.executable, "-m", FORK_SERVER_MODULE],
@@ -162,15 +163,20 @@ class Agent:
         self._commands, self._heartbeats = LineReader(0), LineReader(heartbeats)
 
     def serve(self) -> None:
-        """Serves until the launcher or the fork server is gone."""
+        """Serves until the launcher or the fork server is gone, or the last fork after SIGTERM."""
         report = describe_host(self._spec).model_copy(update=self._report_fields)
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
+        is_leaving = False
         inputs = [self._commands, self._fork_events, self._heartbeats]
         while True:
             timeout = _RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
             readable, _, _ = select.select(inputs, [], [], timeout)
             now = time.monotonic()
+            if self._is_leaving and not is_leaving:
+                # The launcher knows it before a fork has ended, and does not fork here again.
+                is_leaving = True
+                self._report(Event(event="leaving"))
             if self._commands in readable:
                 last_received = now
                 if not self._handle_commands():
@@ -186,6 +192,8 @@ class Agent:
                 self._alive = set()
             if self._relay:
                 self._relay.send_new()
+            if is_leaving and not self._pids:
+                return
             if now - last_received > self._spec.silence_timeout_seconds:
                 silent = f"the launcher has been silent for {now - last_received:.0f} s"
                 ended = f"All processes of the gang on {self._spec.host} are ended"
@@ -234,6 +242,11 @@ class Agent:
             end = Event(event="ended", name=FORK_SERVER, code=self._fork_server.wait())
             self._report(explain_kill(end, self._memory_kills))
         return lines is not None
+
+    def _leave(self, number: int, _frame: object) -> None:
+        """The handler of SIGTERM: the forks save their state and end, and the agent after them."""
+        self._is_leaving = True
+        self._signal(number)
 
     def _signal(self, number: int, name: str = "") -> None:
         """Sends a signal to one fork, or to all."""

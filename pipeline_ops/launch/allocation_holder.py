@@ -5,8 +5,8 @@
 It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
 killed cannot give its hosts back. Its agents end by themselves, and this process ends once it has
 seen no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a pod
-do not get it. It then fails, because Kubernetes replaces a pod that was drained, evicted or
-deleted only if it has not succeeded.
+do not get it, and waits while their workers save their state. It then fails, because Kubernetes
+replaces a pod that was drained, evicted or deleted only if it has not succeeded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
                 agent.send_signal(number)
 
     signal.signal(signal.SIGTERM, forward_signal)
-    while time.monotonic() - last_seen < timeout_seconds:
+    while True:
         if find_agents(run):
-            last_seen = time.monotonic() + _POLL_SECONDS
+            last_seen = time.monotonic()
+        elif time.monotonic() - last_seen >= timeout_seconds:
+            return exit_code
         time.sleep(_POLL_SECONDS)
-    return exit_code
 
 
 def find_agents(run: str) -> list[psutil.Process]:

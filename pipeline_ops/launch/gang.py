@@ -444,7 +444,8 @@ class Gang:
             hosts = pool.hosts.values()
             size = compute_gang_size(config, pool.ready)
             is_settled = size == config.effective_max_workers or all(
-                host.is_ready or (host.connection is None and host.tries > tries[host.spec.name])
+                (host.is_ready and not host.is_leaving)
+                or (host.connection is None and host.tries > tries[host.spec.name])
                 for host in hosts
             )
             if size and is_settled and not any(host.is_fenced for host in hosts):

@@ -128,6 +128,8 @@ class ConnectedHost:
     connection: AgentConnection | None = None
     report: HostReport | None = None
     is_ready: bool = False
+    is_leaving: bool = False
+    """Whether it was asked to end, so that no new gang may be there."""
     last_heartbeat: float = 0.0
     """The time of the last heartbeat of its fork server."""
     problem: str = ""
@@ -180,7 +182,7 @@ class HostPool:
                 | address
             )
             for host in self.hosts.values()
-            if host.is_ready and host.report
+            if host.is_ready and not host.is_leaving and host.report
         ]
 
     def describe_problems(self) -> str:
@@ -252,7 +254,8 @@ class HostPool:
         host.connection.end()
         host.retry_at = time.monotonic() + (0.0 if host.is_ready else _RETRY_SECONDS)
         host.connection = host.report = None
-        host.is_ready, host.is_permanent_failure = False, is_permanent_failure
+        host.is_ready = host.is_leaving = False
+        host.is_permanent_failure = is_permanent_failure
         host.problem = f"host {host.spec.name}: {problem}. Its log is {host.log}"
 
     def close(self) -> None:
@@ -280,6 +283,8 @@ class HostPool:
             case "ready":
                 host.is_ready, host.last_heartbeat = True, time.monotonic()
                 host.problem, host.is_permanent_failure = "", False
+            case "leaving":
+                host.is_leaving = True
             case "appended":
                 append_to_file(self._folder, event)
             case "ended" if event.name == FORK_SERVER:
@@ -298,7 +303,7 @@ class HostPool:
         # A host that cannot be heard may have a fork server that sends its heartbeat.
         heartbeat_age = connection.last_received - host.last_heartbeat
         if not connection.is_open:
-            return connection.describe_end()
+            return "it was asked to end" if host.is_leaving else connection.describe_end()
         option = "train.heartbeat_timeout_seconds"
         if host.report and silent_seconds > limit_seconds:
             return f"it has been silent for {silent_seconds:.0f} s ({option})"

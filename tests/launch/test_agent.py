@@ -100,6 +100,15 @@ def test_nothing_outlives_an_agent(agent, how):
     wait_until(lambda: not one.below())
 
 
+def test_an_agent_that_is_asked_to_end_says_so_and_ends(agent):
+    one = agent()
+    one.hears("ready")
+    one.process.terminate()
+    one.hears("leaving")
+    assert one.process.wait(60) == 0
+    wait_until(lambda: not one.below())
+
+
 def test_a_host_has_one_gang_for_an_artifact_and_a_predecessor_that_hangs_gives_way(agent):
     first = agent()
     first.hears("hello")
@@ -226,10 +235,14 @@ def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):
 def test_an_allocation_that_is_asked_to_end_has_failed(tmp_path):
     """Slurm and Kubernetes tell it from one that has no more use."""
     command = [sys.executable, "-m", "pipeline_ops.launch.allocation_holder", str(tmp_path), "60"]
-    with subprocess.Popen(command) as holder:
-        wait_until(lambda: is_signal_caught(holder.pid, signal.SIGTERM), 60)
+    saving = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); time.sleep(3)"
+    agent = [sys.executable, "-c", saving, AGENT_MODULE, str(tmp_path)]
+    with subprocess.Popen(command) as holder, subprocess.Popen(agent) as saver:
+        for process in (holder, saver):
+            wait_until(lambda pid=process.pid: is_signal_caught(pid, signal.SIGTERM), 60)
         holder.terminate()
         assert holder.wait(30) == 128 + signal.SIGTERM
+        assert saver.poll() == 0, "the workers of an agent have had time to save their state"
 
 
 def is_signal_caught(pid: int, number: int) -> bool:

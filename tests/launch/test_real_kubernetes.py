@@ -138,6 +138,6 @@ def test_a_gang_goes_on_after_the_loss_of_its_pods(cluster, training):
         assert gang[0] not in list_gang(cluster) and gang[1] in list_gang(cluster)
         step = restored + INTERVAL
     figures = training.end()
-    assert (figures.workers, figures.restarts) == (2, 2), training.read_messages("restart")
+    assert (figures.workers, figures.restarts) == (2, 2), training.read_log()
     training.remove()
     wait_until_clean(cluster)

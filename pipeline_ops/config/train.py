@@ -325,7 +325,10 @@ class ReduceLearningRate(Section):
 
 
 class BestCheckpoint(Section):
-    """Selects the weights of the best epoch as the challenger, not those of the last epoch."""
+    """Selects the weights of the best epoch as the challenger, not those of the last epoch.
+
+    Of epochs with an equal figure, the one with the lowest validation loss is the best.
+    """
 
     monitor: Monitor | None = None
     """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""

@@ -26,9 +26,9 @@ _METHODS = ("begin", "after_epoch", "end")
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
     """Appends the epoch to the history and runs every callback of the config."""
     state.history.append(epoch)
-    best, plateau, stop = config.best_monitor, config.reduce_learning_rate, config.early_stopping
-    if best is None or _update_patience(state, "best_checkpoint", epoch, best) == 0:
-        state.best_epoch = epoch.epoch
+    monitor, plateau, stop = config.best_monitor, config.reduce_learning_rate, config.early_stopping
+    best = max(state.history, key=lambda each: _rate(each, monitor)) if monitor else epoch
+    state.best_epoch = best.epoch
     if plateau is not None:
         waited = _update_patience(state, "reduce_learning_rate", epoch, plateau.monitor)
         if waited >= plateau.patience_epochs:
@@ -40,16 +40,25 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
         state.stopped_early = waited >= stop.patience_epochs
 
 
+def _rate(epoch: Epoch, monitor: str) -> tuple[float, float]:
+    """A key that is larger for a better epoch. Of equal figures, as of few images, the loss decides."""
+    return _get_signed(epoch, monitor), _get_signed(epoch, "validation_loss")
+
+
+def _get_signed(epoch: Epoch, monitor: str) -> float:
+    """The figure, negative for a loss or an error, so that higher is better."""
+    value = epoch.metrics[monitor]
+    return -value if is_lower_better(monitor) else value
+
+
 def _update_patience(
     state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0
 ) -> int:
     """Returns the number of epochs since the monitored metric beat the callback's best.
 
-    Lower is better for a loss or an error, higher for all other metrics. An equal value is no
-    improvement, so the earlier epoch wins.
+    An equal value is no improvement.
     """
-    value = epoch.metrics[monitor]
-    signed = -value if is_lower_better(monitor) else value
+    signed = _get_signed(epoch, monitor)
     is_better = callback not in state.best or signed > state.best[callback] + min_delta
     if is_better:
         state.best[callback] = signed

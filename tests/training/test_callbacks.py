@@ -58,12 +58,12 @@ def test_the_learning_rate_is_reduced_on_a_plateau_and_not_below_its_minimum():
     assert [s.learning_rate for s in states] == [0.1, 0.05, 0.03, 0.03]
 
 
-def test_the_best_epoch_is_the_earliest_of_equals():
+def test_of_epochs_with_equal_accuracy_the_best_has_the_lowest_loss_and_else_is_the_earliest():
     states = run(
         train(best_checkpoint=BestCheckpoint(monitor="validation_accuracy")),
-        [(1, 0.5), (1, 0.7), (1, 0.7), (1, 0.6)],
+        [(3, 0.5), (2, 0.7), (1, 0.7), (1, 0.7), (0, 0.6)],
     )
-    assert [s.best_epoch for s in states] == [0, 1, 1, 1]
+    assert [s.best_epoch for s in states] == [0, 1, 2, 2, 2]
 
 
 def test_without_best_checkpoint_the_last_epoch_counts():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from beam_jobs.io.example import pack
@@ -39,17 +39,38 @@ def collect_rejected(
     summaries: Iterable[ShardSummary],
     target: StorePath,
 ) -> tuple[list[RejectedRecord], list[ManifestFile]]:
-    """All rejected records by key, and the file of those that no worker has read, if any."""
-    unread = [*source.found.rejected, *decision.rejected]
+    """All rejected records by key, and the file of those that no worker has read, if any.
+
+    A copy of a record that a stage has rejected is as bad as that record.
+    """
+    processed = [record for summary in summaries for record in summary.rejected]
+    copies = _reject_copies(decision, {record.key: record for record in processed})
+    unread = [*source.found.rejected, *copies]
     with QuarantineWriter(target, "source.tfrecord") as quarantine:
         rejected = [
             quarantine.add(bad) if bad else record
             for record, bad in zip(unread, read_bad_records(unread, source), strict=True)
         ]
-    for summary in summaries:
-        rejected += summary.rejected
     files = [quarantine.file] if quarantine.file else []
-    return sorted(rejected, key=lambda record: record.key), files
+    return sorted([*rejected, *processed], key=lambda record: record.key), files
+
+
+def _reject_copies(
+    decision: CollectionDecision, processed: Mapping[str, RejectedRecord]
+) -> Iterator[RejectedRecord]:
+    """The rejected records of a decision, each copy of a bad record for the reason of that one."""
+    bad = {
+        record.file.digest: processed[record.key]
+        for record in itertools.chain.from_iterable(decision.by_split.values())
+        if record.key in processed
+    }
+    for record, rejected in zip(decision.quarantined, decision.rejected, strict=True):
+        original = bad.get(record.file.digest)
+        if original and is_removed_copy(rejected):
+            detail = f"equal to {original.key}: {original.detail}"
+            yield original.model_copy(update={"key": record.key, "detail": detail, "file": ""})
+        else:
+            yield rejected
 
 
 def read_bad_records(

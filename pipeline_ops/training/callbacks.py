@@ -41,7 +41,7 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
 
 
 def _rate(epoch: Epoch, monitor: str) -> tuple[float, float]:
-    """A key that is larger for a better epoch. Of equal figures, as of few images, the loss decides."""
+    """A key that is larger for a better epoch. Of equal figures, the loss decides."""
     return _get_signed(epoch, monitor), _get_signed(epoch, "validation_loss")
 
 

@@ -55,6 +55,18 @@ def test_bad_records_of_all_shards_and_of_the_source_are_kept_with_their_bytes(
     assert files["cat/truncated.png"].removeprefix("quarantine-") in outcome.shards
 
 
+def test_each_copy_of_a_bad_record_counts(animals):
+    """A crawler that saves the same error page many times must not stay below the budget."""
+    for number in range(6):
+        animals.add(f"cat/{number}.jpg", b"<html>404</html>")
+    outcome = animals.run(rejects={"max_count": 5})
+    assert outcome.exit_code is ExitCode.DATA
+    assert "6 of " in outcome.message and "cat/5.jpg: not_image" in outcome.message
+    outcome = animals.run(rejects={"max_count": 6})
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert {line["reason"] for line in outcome.quarantine} == {"not_image"}
+
+
 def test_without_bad_records_there_is_no_file_for_them(animals):
     assert not list(animals.run().artifact.glob("quarantine-*"))
 

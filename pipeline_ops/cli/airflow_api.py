@@ -12,11 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pipeline_ops.errors import MachineError
+from pipeline_ops.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
     import httpx
 
+ACCESS_VARIABLE = "TRAINYARD_AIRFLOW_PASSWORD"
+"""The environment variable with the password for an Airflow that exists."""
 _LOGIN = "/auth/token"
 _REQUEST_TIMEOUT_SECONDS = 30.0
 _RETRY_TIMEOUT_SECONDS = 60.0
@@ -53,8 +55,14 @@ class AirflowApi:
         self._call("GET", "/execution/health")
 
     def log_in(self) -> None:
-        token = self._call("POST", _LOGIN, self._login)["access_token"]
-        self._client.headers["Authorization"] = f"Bearer {token}"
+        answer = self._call("POST", _LOGIN, self._login, accepted=401)
+        if not answer:
+            raise ConfigError(
+                f"Airflow at {self._client.base_url} does not know the user "
+                f"{self._login['username']} with this password (401)",
+                f"Correct --user or {ACCESS_VARIABLE}",
+            )
+        self._client.headers["Authorization"] = f"Bearer {answer['access_token']}"
 
     def health(self) -> dict[str, dict[str, Any]]:
         return self._call("GET", "/api/v2/monitor/health")
@@ -96,6 +104,10 @@ class AirflowApi:
         }
         self._call("POST", f"/api/v2/dags/{dag}/dagRuns", run, accepted=409)
         return run_id
+
+    def get_run_page(self, dag: str, run_id: str) -> str:
+        """The address of a run in the UI."""
+        return str(self._client.base_url.join(f"/dags/{dag}/runs/{quote(run_id, safe='')}"))
 
     def run(self, dag: str, run_id: str) -> dict[str, Any]:
         return self._call("GET", _make_run_path(dag, run_id))

@@ -17,6 +17,7 @@ from pipeline_ops.artifacts.results import compare_with_baseline
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.planning.job_kinds import APPROVE
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -165,6 +166,7 @@ _STYLES = {
     "up_for_retry": "magenta",
     "skipped": "blue",
 }
+_WAITING = "waiting"
 _DEFAULT_WIDTH = 160
 _BAR_WIDTH = 24
 _PROGRESS_INTERVAL_SECONDS = 2.0
@@ -235,13 +237,15 @@ def _print_line(console: Console, run: RunStatus, task: TaskStatus, text: str) -
 
 
 def _is_running(task: TaskStatus) -> bool:
-    return task.state in ("running", "deferred")
+    return _format_state(task) == "running"
 
 
 def _format_state(task: TaskStatus) -> str:
-    """Returns Airflow's state, except for deferred tasks, which run, and cached ones."""
+    """Returns Airflow's state, except for deferred tasks, which run or ask, and cached ones."""
     if task.is_cached:
         return "cached"
+    if task.name == APPROVE and task.state in ("awaiting_input", "deferred"):
+        return _WAITING
     return "running" if task.state == "deferred" else task.state.replace("_", " ")
 
 
@@ -313,7 +317,7 @@ def _style_state(task: TaskStatus) -> Text:
     from rich.text import Text
 
     word = _format_state(task)
-    return Text(word or "waiting", style=_STYLES.get(word, _STYLES.get(task.state, "dim")))
+    return Text(word or _WAITING, style=_STYLES.get(word, _STYLES.get(task.state, "dim")))
 
 
 def _format_seconds(task: TaskStatus) -> str:
@@ -322,6 +326,8 @@ def _format_seconds(task: TaskStatus) -> str:
 
 def _format_reason(task: TaskStatus) -> str:
     """Returns the reason for the state, such as `unchanged`, or the error; may be empty."""
+    if _format_state(task) == _WAITING:
+        return "for a person's answer, under Required Actions on the page of the run"
     if task.record is None:
         return ""
     return task.record.message if task.record.state == "failed" else task.record.reason

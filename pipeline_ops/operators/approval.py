@@ -19,8 +19,8 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.operators.notification import build_report_url
 from pipeline_ops.operators.task_run import TaskRun, pull_manifests
-from pipeline_ops.operators.tasks import APPROVE, record_unpublished, skip_unless_passed
-from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.operators.tasks import record_unpublished, skip_unless_passed
+from pipeline_ops.planning.job_kinds import APPROVE, KINDS
 from pipeline_ops.planning.plan import plan_job
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.operators.factory import make_dag
 from pipeline_ops.operators.gc_dag import DAG_ID as GC_DAG_ID
 from pipeline_ops.operators.gc_dag import make_gc_dag
-from pipeline_ops.operators.tasks import APPROVE, OPERATORS
+from pipeline_ops.operators.tasks import OPERATORS
+from pipeline_ops.planning.job_kinds import APPROVE
 
 BROKEN = "broken"
 """The tag of such a DAG, and its only parameter."""

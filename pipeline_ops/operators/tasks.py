@@ -44,7 +44,7 @@ from pipeline_ops.operators.task_run import (
 )
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.inputs import check_warm_start
-from pipeline_ops.planning.job_kinds import KINDS
+from pipeline_ops.planning.job_kinds import APPROVE, KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.retention.usage import record_use
@@ -328,10 +328,6 @@ class ExportOperator(JobOperator):
                 f"Set it in {self.config_file}."
             )
         skip_unless_passed(run, manifests["evaluate"])
-
-
-APPROVE = "approve"
-"""The id of the task that asks a person, if the config has `evaluate.approval`."""
 
 
 def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:

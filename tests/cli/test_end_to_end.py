@@ -342,4 +342,5 @@ def test_a_run_in_an_airflow_that_exists_is_followed_to_its_end(ui, trainyard):
     assert refused.returncode == 78 and "conf export.model: cannot be overridden" in refused.stderr
     stranger = {"TRAINYARD_AIRFLOW_PASSWORD": "wrong"}
     refused = trainyard.run(*words, environment=os.environ | stranger)
-    assert refused.returncode == 75 and "401" in refused.stderr
+    assert refused.returncode == 78 and "Correct --user or TRAINYARD_AIRF" in refused.stderr
+    assert f"Page      {ui.url}/dags/digits/runs/manual__" in done.stderr

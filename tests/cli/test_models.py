@@ -33,7 +33,8 @@ def test_versions_are_listed_with_metrics_champion_and_history(config_file, publ
     assert lines[0].startswith("     1  accuracy 0.9800")
     assert lines[1].startswith("*    2  accuracy 0.9800")
     assert lines[2] == "* in service: version 2"
-    assert [line.split("  ", 2)[2] for line in lines[3:]] == [
+    assert lines[3] == f"  the folder of version N is {config_file.parent}/root/models/digits/N"
+    assert [line.split("  ", 2)[2] for line in lines[4:]] == [
         "version 1: passed the gate",
         "version 2: passed the gate",
     ]

@@ -60,6 +60,14 @@ def test_a_deferred_task_still_runs(plain):
     assert [line.split()[-1] for line in lines()] == ["queued", "running"]
 
 
+def test_a_task_that_asks_a_person_says_where_the_answer_is_given(plain):
+    view, lines = plain
+    asking = TaskStatus("approve", "awaiting_input", 1.0, 1)
+    view.show(RunStatus("manual__1", "running", 3.0, (asking,)))
+    [line] = lines()
+    assert line.startswith("    3.0 s  approve     waiting: for a person's answer")
+
+
 def test_progress_comes_every_two_seconds_and_messages_at_once():
     begin = -2.0
     # A machine that took two seconds for the two calls may write another line, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.storage.local_files import staging_folder
 from pipeline_ops.system.locks import exclusive_lock
 
+_NUM_METRICS = 4
+"""A version is one line. `--json` and the page of the model have all of its metrics."""
 _ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
 _HELP = """\
 List, promote, roll back, alias, retire and fetch published models.
@@ -136,8 +139,9 @@ def list_versions(arguments: argparse.Namespace) -> int:
         marker = "*" if version.number == champion else " "
         names = [f"@{name}" for name in aliases.find_names(version.number) if name != CHAMPION]
         number, metrics = f"{marker} {version.number:>4}", _format_metrics(manifest)
-        print("  ".join(filter(None, [number, metrics, version.folder, " ".join(names)])))
+        print("  ".join(filter(None, [number, metrics, *names])))
     print(f"* in service: version {champion}" if champion else "no version is in service")
+    print(f"  the folder of version N is {registry.location}/N")
     for move in history.moves:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move.time))
         target = f"version {move.version}" if move.version else "no version"
@@ -219,4 +223,5 @@ def _format_metrics(manifest: Manifest | DataError) -> str:
         metrics = ModelFigures.model_validate(manifest.figures).metrics
     except ValidationError:
         return "not published by an export"
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    shown = itertools.islice(metrics.items(), _NUM_METRICS)
+    return "  ".join(f"{name} {value:.4f}" for name, value in shown)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
+from pipeline_ops.cli.airflow_api import ACCESS_VARIABLE, AirflowApi, make_run_id
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -47,7 +47,7 @@ from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord
-from pipeline_ops.planning.job_kinds import JOBS
+from pipeline_ops.planning.job_kinds import APPROVE, JOBS
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import validate_interval
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _GENERAL_FAILURE = 1
-_VARIABLE = "TRAINYARD_AIRFLOW_PASSWORD"
 _DAG_SECONDS = 180
 """An Airflow that is healthy may not have read its DAG files yet."""
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
@@ -114,7 +113,7 @@ def add_parser(commands: Commands) -> None:
         "--airflow",
         metavar="URL",
         help="Run in this Airflow, which has the pipeline's DAG, instead of an embedded one. The "
-        f"password is read from {_VARIABLE}, or asked for.",
+        f"password is read from {ACCESS_VARIABLE}, or asked for.",
     )
     parser.add_argument("--user", default=USER, help=f"The user for --airflow. Default: {USER}.")
 
@@ -132,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         with handle_stop_signals():
             if arguments.airflow:
                 config = apply_conf(load_config(arguments.config), overrides)
-                airflow = _open_existing(arguments, config)
+                airflow = _open_existing(arguments, config, console)
             else:
                 config = load_runnable(arguments.config, overrides)
                 airflow = _open_embedded(config, console)
@@ -167,20 +166,42 @@ def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflo
 
 
 @contextlib.contextmanager
-def _open_existing(arguments: argparse.Namespace, config: PipelineConfig) -> Iterator[_Airflow]:
+def _open_existing(
+    arguments: argparse.Namespace, config: PipelineConfig, console: Console
+) -> Iterator[_Airflow]:
     """Yields a session with the Airflow of `--airflow`, which must reach the same store."""
-    password = os.environ.get(_VARIABLE) or getpass.getpass(f"Password of {arguments.user}: ")
-    with AirflowApi(arguments.airflow, arguments.user, password) as api:
+    url, variable = arguments.airflow, ACCESS_VARIABLE
+    password = os.environ.get(variable) or getpass.getpass(f"Password of {arguments.user}: ")
+    announce = _Announcement(console)
+    no_answer = f"Waiting for an answer of {url}, as at a restart. Stop if that is not its address."
+    with AirflowApi(url, arguments.user, password, lambda: announce(no_answer)) as api:
         api.log_in()
         deadline = time.monotonic() + _DAG_SECONDS
         while (dag := api.dag(config.pipeline)) is None:
+            announce(
+                f"Waiting for the DAG {config.pipeline}, which {url} has not read yet. It comes "
+                f"from {config.file.name} in the folder of its configs."
+            )
             if time.monotonic() > deadline:
                 raise MachineError(
-                    f"{arguments.airflow} has no DAG {config.pipeline} after {_DAG_SECONDS} s. "
-                    "Read the log of its DAG processor, and correct what it names."
+                    f"{url} has no DAG {config.pipeline} after {_DAG_SECONDS} s. Copy "
+                    f"{config.file} to its configs, or read the log of its DAG processor, and "
+                    "correct what it names."
                 )
             time.sleep(_POLL_SECONDS)
         yield api, dag, None
+
+
+class _Announcement:
+    """Prints each text once, however often it is called."""
+
+    def __init__(self, console: Console):
+        self._console, self._printed = console, set[str]()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
+            self._console.print(text)
 
 
 @contextlib.contextmanager
@@ -221,19 +242,16 @@ def _run_once(
     draws_examples: bool,
     check_alive: Callable[[], None],
 ) -> RunStatus:
-    if config.evaluate.approval:
-        console.print(
-            "Approval  a person must approve the export, in Airflow under Required Actions. "
-            "This command waits for the decision."
-        )
-    else:
+    if not config.evaluate.approval:
         for run in api.list_active_runs(config.pipeline):
             console.print(f"Waiting for the run {run} to finish. A pipeline has one run at a time.")
     triggered, run_id = time.time(), make_run_id()
     api.trigger(config.pipeline, overrides, run_id)
     layout, train = Layout(config.root, config.pipeline), JOBS.index("train")
     trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
-    tasks = [*JOBS[:train], *trials, *JOBS[train:]]
+    asking = [APPROVE] if config.evaluate.approval else []
+    tasks = [*JOBS[:train], *trials, *JOBS[train:-1], *asking, JOBS[-1]]
+    console.print(f"Page      {api.get_run_page(config.pipeline, run_id)}")
     monitor = RunMonitor(api, layout, run_id, triggered, tasks)
     try:
         # The tasks outlast an outage of the store, and so does this command.

@@ -21,11 +21,7 @@ from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigure
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.lineage import describe_changes
-from pipeline_ops.evaluation.report import (
-    describe_metric,
-    limit_class_rows,
-    to_recall_points,
-)
+from pipeline_ops.evaluation.metrics import describe_metric, to_recall_points
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
@@ -37,9 +33,8 @@ _HEADLINES = {"classification": ("accuracy", "accuracy"), "detection": ("map_50"
 """The headline metric of each task, and its name."""
 _STYLES = ("champion", "validation")
 """The styles of the first and of the second run, in all drawings."""
-
-
 _MAX_METRICS_BYTES = 256 << 20
+_MAX_CLASS_ROWS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +206,7 @@ def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
     If there are too many, only those whose recall differs most are returned.
     """
     first_classes = {figures.name: figures for figures in first.evaluation.challenger.classes}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": figures.name,
             "first": first_classes[figures.name],
@@ -221,4 +216,6 @@ def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
         for figures in second.evaluation.challenger.classes
         if figures.name in first_classes
     ]
-    return limit_class_rows(rows, lambda row: -abs(row["difference"]))
+    if len(rows) > _MAX_CLASS_ROWS:
+        rows = sorted(rows, key=lambda row: -abs(row["difference"]))[:_MAX_CLASS_ROWS]
+    return rows

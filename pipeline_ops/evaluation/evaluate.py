@@ -20,16 +20,8 @@ from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.evaluation.classifier import (
-    ClassifierFindings,
-    build_classifier_metrics,
-    evaluate_classifier,
-)
-from pipeline_ops.evaluation.detector import (
-    DetectorFindings,
-    build_detector_metrics,
-    evaluate_detector,
-)
+from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
+from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
 from pipeline_ops.evaluation.gate import Evidence, judge
 from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs, read_inputs
@@ -60,11 +52,10 @@ def evaluate(job: Job) -> ExitCode:
     found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
         found = evaluate_detector(job, config, inputs)
-        metrics, slices, seeds = build_detector_metrics(found), list[Group](), dict[str, int]()
+        slices, seeds = list[Group](), dict[str, int]()
     else:
         found = evaluate_classifier(job, config, inputs)
-        metrics, slices = build_classifier_metrics(found, names), found.slices
-        seeds = {"bootstrap": SEED}
+        slices, seeds = found.slices, {"bootstrap": SEED}
     figures = _judge(config, inputs, found.whole, slices, drift)
     report = ReportData(
         pipeline=job.request.pipeline,
@@ -88,7 +79,7 @@ def evaluate(job: Job) -> ExitCode:
                 {name: curve.round(4).tolist() for name, curve in curves.items()}
                 for curves in found.curves
             ],
-            **metrics,
+            **found.build_metrics(names),
         }
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())

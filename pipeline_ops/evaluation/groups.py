@@ -164,17 +164,15 @@ def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[s
 
 
 def join_slice_values(
-    batches: Mapping[str, list[list[str]]], slices: Sequence[Slice]
+    values: Mapping[str, list[str]], slices: Sequence[Slice]
 ) -> dict[str, np.ndarray]:
-    """Joins the values of all batches: text [N] by slice.
+    """Returns the values of all examples as text [N], by slice.
 
     Raises:
       DataError: no example has the feature, or it has too many values for a table.
     """
-    found = {}
     for part in slices:
-        values = np.array([value for batch in batches[part.title] for value in batch])
-        distinct = set(values.tolist())
+        distinct = set(values[part.title])
         if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
             raise DataError(
                 f"evaluate.slices: no test example has the feature {part.by!r}. "
@@ -185,8 +183,7 @@ def join_slice_values(
                 f"evaluate.slices: {part.title} has {len(distinct)} values, "
                 f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
             )
-        found[part.title] = values
-    return found
+    return {name: np.array(found) for name, found in values.items()}
 
 
 def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:

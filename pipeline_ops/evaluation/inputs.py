@@ -8,6 +8,9 @@ pins.
 from __future__ import annotations
 
 import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -31,17 +34,17 @@ from pipeline_ops.artifacts.results import (
     is_saved_model_file,
     list_saved_model_files,
 )
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
+from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
 from pipeline_ops.jobs.local_inputs import use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.storage.open_store import open_path
 
-_DESCRIPTION = (QUARANTINE, INDEX, STATISTICS)
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """The parts of a SavedModel. A version's folder may hold other formats next to them."""
-
-
+_NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
 FiguresT = TypeVar("FiguresT", bound=BaseModel)
 
 
@@ -91,17 +94,11 @@ class Inputs:
     @property
     def models(self) -> list[EvaluatedModel]:
         """The challenger, and the champion if it has the same classes."""
-        files = list_saved_model_files(self.challenger.manifest)
-        num_bytes = sum(file.num_bytes for file in files)
-        folder = self.challenger.folder / SAVED_MODEL
-        models = [EvaluatedModel("the challenger", folder, num_bytes)]
+        challenger = self.challenger
+        models = [_describe_model("the challenger", challenger, challenger.folder / SAVED_MODEL)]
         if self.champion and not self.no_champion_reason:
-            num_bytes = sum(
-                file.num_bytes
-                for file in self.champion.manifest.files
-                if file.path.split("/")[0] in _SAVED_MODEL_PARTS
-            )
-            models.append(EvaluatedModel(self._champion_name, self.champion.folder, num_bytes))
+            champion = self.champion
+            models.append(_describe_model(self._champion_name, champion, champion.folder))
         return models
 
     @property
@@ -131,9 +128,8 @@ def read_inputs(request: Request) -> Inputs:
     request = use_local_inputs(request, {"preprocess": _is_needed, "train": is_saved_model_file})
     dataset = _read_artifact(request.inputs["preprocess"], DatasetFigures)
     challenger = _read_artifact(request.inputs["train"], TrainingFigures)
-    entry, champion = request.inputs.get("champion"), None
-    if entry:
-        champion = _read_artifact(fetch_version(entry), ModelFigures)
+    entry = request.inputs.get("champion")
+    champion = _read_artifact(fetch_version(entry), ModelFigures) if entry else None
     inputs = Inputs(dataset, challenger, champion)
     if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
         raise DataError(
@@ -154,8 +150,8 @@ def read_inputs(request: Request) -> Inputs:
         )
     needed = [file for file in dataset.manifest.files if _is_needed(file.path)]
     check_files(open_path(dataset.uri), dataset.manifest, needed)
-    files = list_saved_model_files(challenger.manifest)
-    check_files(open_path(challenger.uri), challenger.manifest, files)
+    trained = list_saved_model_files(challenger.manifest)
+    check_files(open_path(challenger.uri), challenger.manifest, trained)
     if champion:
         check_files(open_path(champion.uri), champion.manifest, champion.manifest.files)
     return inputs
@@ -163,9 +159,46 @@ def read_inputs(request: Request) -> Inputs:
 
 def _is_needed(path: str) -> bool:
     """Returns whether an evaluation reads a file of its data set."""
-    return path.startswith("test-") or path in _DESCRIPTION
+    return path.startswith("test-") or path in (QUARANTINE, INDEX, STATISTICS)
 
 
 def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:
     manifest = read_input(entry)
     return Artifact(entry.uri, manifest, figures.model_validate(manifest.figures))
+
+
+def _describe_model(
+    name: str, artifact: Artifact[TrainingFigures] | Artifact[ModelFigures], saved_model: Path
+) -> EvaluatedModel:
+    num_bytes = sum(
+        file.num_bytes
+        for file in artifact.manifest.files
+        if file.path.removeprefix(f"{SAVED_MODEL}/").split("/")[0] in _SAVED_MODEL_PARTS
+    )
+    return EvaluatedModel(name, saved_model, num_bytes)
+
+
+def measure_models(
+    config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
+) -> list[dict[str, float]]:
+    """Returns size and latency of each model as it is served.
+
+    A latency depends on the clock, so it is measured only if a rule needs it. The models take turns
+    in a measurement, so that load affects all of them alike.
+    """
+    measures = [{"model_bytes": float(model.num_bytes)} for model in inputs.models]
+    if not config.needs_latency:
+        return measures
+    images = next(
+        read_encoded_batches(inputs.test_shards, _MAX_TIMED_IMAGES, inputs.removed_test_positions)
+    ).images
+    times: list[list[float]] = [[] for _ in clients]
+    for call in range(_NUM_WARMUP_CALLS + _NUM_TIMED_CALLS):
+        for client, durations in zip(clients, times, strict=True):
+            begin = time.perf_counter()
+            index = call % len(images)
+            client.call_signature("serving_default", image_bytes=images[index : index + 1])
+            durations.append(1e3 * (time.perf_counter() - begin))
+    for found, durations in zip(measures, times, strict=True):
+        found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])
+    return measures

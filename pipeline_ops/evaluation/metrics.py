@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,20 @@ RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
 Curves = Mapping[str, np.ndarray]
 """Precision-recall curves by class: the precision at each of RECALL_THRESHOLDS, float [101]."""
 Interval = tuple[float, float]
-
+METRIC_NAMES = {
+    "accuracy": ("Accuracy", "share of images that were classified correctly"),
+    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
+    "macro_precision": ("Precision", "mean over classes"),
+    "macro_recall": ("Recall", "mean over classes"),
+    "macro_f1": ("F1", "mean over classes"),
+    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
+    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
+    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
+    "calibration_error": (
+        "Calibration error",
+        "distance of the probabilities from the truth, lower is better",
+    ),
+}
 _NUM_CALIBRATION_BINS = 15
 _MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
@@ -54,6 +68,18 @@ class ModelPredictions:
         )
 
 
+def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
+    """Returns the name and the meaning of a metric."""
+    name, meaning = METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
+    return name.format(k=top_k), meaning.format(k=top_k)
+
+
+def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Returns the points of the mean of precision-recall curves, which are float [101]."""
+    mean = np.mean(list(curves.values()), axis=0)
+    return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
+
+
 def find_in_top_k(probabilities: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
     """Returns whether each label is among the k most probable classes: bool [N].
 
@@ -65,9 +91,9 @@ def find_in_top_k(probabilities: np.ndarray, labels: np.ndarray, k: int) -> np.n
       labels: int64 [N].
     """
     label_probability = probabilities[np.arange(len(labels)), labels][:, None]
-    comes_later = np.arange(probabilities.shape[1])[None, :] > labels[:, None]
-    is_before = (probabilities > label_probability) | (
-        (probabilities == label_probability) & comes_later
+    comes_later = np.arange(probabilities.shape[1]) > labels[:, None]
+    is_before = np.where(
+        comes_later, probabilities >= label_probability, probabilities > label_probability
     )
     is_found: np.ndarray = np.count_nonzero(is_before, axis=1) < k
     return is_found

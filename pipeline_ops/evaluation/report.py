@@ -3,9 +3,6 @@
 Pure functions: the same evaluation gives the same bytes, without a clock or a run id. The page runs
 no script and loads nothing, and its security policy forbids both. The template engine escapes all
 text. `classifier.html` and `detector.html` extend `report.html`.
-
-Pillow is imported where a picture is drawn, because `trainyard compare` uses this module without
-it.
 """
 
 from __future__ import annotations
@@ -17,12 +14,13 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from PIL import Image
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.results import (
@@ -34,12 +32,21 @@ from pipeline_ops.artifacts.results import (
     compare_with_baseline,
 )
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
-from pipeline_ops.evaluation.classifier import ClassifierFindings
-from pipeline_ops.evaluation.coco import ImageDetections
-from pipeline_ops.evaluation.detector import DetectorFindings, match
+from pipeline_ops.evaluation.classifier import (
+    NUM_PREDICTIONS,
+    NUM_SHOWN,
+    ClassifierFindings,
+    rank_key,
+)
+from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
 from pipeline_ops.evaluation.lineage import Leaks, Lineage
-from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, Curves
-from pipeline_ops.evaluation.predictions import NUM_PREDICTIONS, NUM_SHOWN, rank_key
+from pipeline_ops.evaluation.metrics import (
+    METRIC_NAMES,
+    NUM_SAMPLES,
+    Curves,
+    describe_metric,
+    to_recall_points,
+)
 from pipeline_ops.input.saved_model_client import TrueBoxes
 from pipeline_ops.pages.charts import (
     Bar,
@@ -48,12 +55,17 @@ from pipeline_ops.pages.charts import (
     draw_line_chart,
     draw_share_chart,
 )
+from pipeline_ops.pages.drawing import (
+    LARGE_CELL_PIXELS,
+    LabelledBox,
+    count_boxes,
+    decode_image,
+    draw_cell,
+    draw_grid,
+)
 from pipeline_ops.pages.page import render_page
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-MAX_CLASS_ROWS = 100
+_MAX_CLASS_ROWS = 100
 _MAX_MATRIX_CLASSES = 30
 """The largest confusion matrix that is shown, because a larger one is not readable."""
 _MAX_PAIRS = 12
@@ -69,23 +81,8 @@ _OVERFITTED = 1.1
 """A validation loss is worse than the lowest one from this factor on. Less is noise."""
 _MODELS = (("challenger", "validation"), ("champion", "champion"))
 """The models of an evaluation, and the styles of their curves."""
-_METRIC_NAMES = {
-    "accuracy": ("Accuracy", "share of images that were classified correctly"),
-    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
-    "macro_precision": ("Precision", "mean over classes"),
-    "macro_recall": ("Recall", "mean over classes"),
-    "macro_f1": ("F1", "mean over classes"),
-    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
-    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
-    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
-    "calibration_error": (
-        "Calibration error",
-        "distance of the probabilities from the truth, lower is better",
-    ),
-}
 Chart = tuple[str, list[Line], Markup]
 """Title, curves and drawing."""
-RowT = TypeVar("RowT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,15 +116,20 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData) -> str:
     """Returns the page as text to be written in UTF-8."""
     here, figures, names = Path(__file__).parent, data.figures, data.dataset.class_names
-    challenger = figures.challenger
+    classes = figures.challenger.classes
+    shown_classes = list(range(len(names)))
+    if len(names) > _MAX_CLASS_ROWS:
+        shown_classes.sort(key=lambda index: classes[index].recall)
+        del shown_classes[_MAX_CLASS_ROWS:]
+    average_precisions: Mapping[str, float | None]
     shown_rules, more_rules = _split_rules(figures.rules)
     if isinstance(found, ClassifierFindings):
         template, top_k = "classifier.html", found.top_k
-        average_precisions = {each.name: each.average_precision for each in challenger.classes}
+        average_precisions = {each.name: each.average_precision for each in classes}
         values = _describe_classifier(figures, names, top_k)
     else:
         template, top_k = "detector.html", 0
-        average_precisions = {each.name: each.average_precision_50 for each in found.classes}
+        average_precisions = found.evaluations[0].average_precisions_50
         pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
         values = {"pictures": pictures}
     return render_page(
@@ -142,10 +144,8 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         more_rules=more_rules,
         splits=SPLITS,
         class_names=names,
-        shown_classes=limit_class_rows(
-            list(range(len(names))), lambda index: challenger.classes[index].recall
-        ),
-        confusion=challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
+        shown_classes=shown_classes,
+        confusion=figures.challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
         score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
         baseline=_describe_baseline(figures),
@@ -164,7 +164,7 @@ def _describe_classifier(
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
         "num_samples": NUM_SAMPLES,
-        "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
+        "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
         "lower_is_better": LOWER_IS_BETTER,
         "draw_interval_chart": draw_interval_chart,
         # Metrics share one scale, and so do slices.
@@ -223,19 +223,8 @@ def _describe_baseline(figures: EvaluationFigures) -> str:
     return f"{text} (it always answers {most_frequent.name})."
 
 
-def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
-    """Returns the name and the meaning of a metric."""
-    name, meaning = _METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
-    return name.format(k=top_k), meaning.format(k=top_k)
-
-
 def _find_scale_start(values: Iterable[float]) -> float:
     return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
-
-
-def limit_class_rows(rows: list[RowT], order: Callable[[RowT], float]) -> list[RowT]:
-    """Returns all rows, or the first `MAX_CLASS_ROWS` in this order if there are more."""
-    return rows if len(rows) <= MAX_CLASS_ROWS else sorted(rows, key=order)[:MAX_CLASS_ROWS]
 
 
 def _find_confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
@@ -362,12 +351,6 @@ def _draw_precision_recall_charts(
     ]
 
 
-def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Returns the points of the mean of precision-recall curves, which are float [101]."""
-    mean = np.mean(list(curves.values()), axis=0)
-    return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
-
-
 def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
     lines = [
         Line(name, style, [(each.confidence, each.accuracy) for each in model.calibration])
@@ -392,18 +375,14 @@ def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
 
 def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequence[str]) -> bytes:
     """Draws some test images as a PNG file: the truth on the left, the prediction on the right."""
-    from pipeline_ops.pages.drawing import draw_grid
-
     if isinstance(found, ClassifierFindings):
         return draw_grid(_draw_samples(found, names), columns=2)
     return draw_grid(_draw_scenes(found, names), columns=2)
 
 
 def _draw_samples(found: ClassifierFindings, names: Sequence[str]) -> list[Image.Image]:
-    from pipeline_ops.pages.drawing import LARGE_CELL_PIXELS, decode_image, draw_cell
-
     cells = []
-    for shown in found.samples:
+    for shown in found.predictions.samples:
         image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
         answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
         truth = f"truth: {names[shown.label]}"
@@ -415,14 +394,6 @@ def _draw_samples(found: ClassifierFindings, names: Sequence[str]) -> list[Image
 
 
 def _draw_scenes(found: DetectorFindings, names: Sequence[str]) -> list[Image.Image]:
-    from pipeline_ops.pages.drawing import (
-        LARGE_CELL_PIXELS,
-        LabelledBox,
-        count_boxes,
-        decode_image,
-        draw_cell,
-    )
-
     cells = []
     pairs = zip(found.scenes, found.detections, strict=True)
     sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
@@ -506,8 +477,6 @@ def to_data_uri(image: bytes) -> str | None:
     PNG and JPEG stay as they are. Large files and all other formats become a PNG of at most 256 x
     256 pixels. Returns None for a file that is not an image.
     """
-    from pipeline_ops.pages.drawing import decode_image
-
     kind = next((kind for magic, kind in _IMAGE_TYPES.items() if image.startswith(magic)), None)
     if kind is None or len(image) > _MAX_IMAGE_BYTES:
         picture = decode_image(image)

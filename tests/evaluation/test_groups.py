@@ -62,12 +62,12 @@ def test_edges_for_text_are_refused():
 
 def test_a_feature_that_no_example_has_is_refused():
     with pytest.raises(DataError, match="no test example has the feature 'camera'"):
-        join_slice_values({"camera": [[MISSING_VALUE, MISSING_VALUE]]}, [Slice(by="camera")])
+        join_slice_values({"camera": [MISSING_VALUE, MISSING_VALUE]}, [Slice(by="camera")])
 
 
 def test_a_slice_of_too_many_values_is_refused():
     with pytest.raises(DataError, match="id has 101 values"):
-        join_slice_values({"id": [[str(i) for i in range(101)]]}, [Slice(by="id")])
+        join_slice_values({"id": [str(i) for i in range(101)]}, [Slice(by="id")])
 
 
 @pytest.mark.parametrize(

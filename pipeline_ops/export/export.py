@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from pipeline_ops.artifacts.manifest import (
     Input,
     Manifest,
@@ -39,9 +37,8 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.export.card import write_card
-from pipeline_ops.export.check import References, check_format
+from pipeline_ops.export.check import References, check_format, check_serving
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
-from pipeline_ops.export.serving_check import check_serving
 from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
@@ -60,8 +57,6 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.open_store import open_path
 
-_WARMUP_BATCHES = (1, 8)
-"""The numbers of images in the requests that TensorFlow Serving warms a version up with."""
 _FORMAT_TITLES = {
     "saved_model": "SavedModel",
     "tflite": "TFLite",
@@ -237,16 +232,9 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         for name in converted:
             progress.report("check", message=f"comparing {name} with the trained model")
             formats.append(check_format(name, references, folder, config, seconds[name]))
-    progress.report("serve", message="requesting predictions from a server")
+    progress.report("serve", message="predicting as a server does")
     check_serving(folder, references, config)
-    images, requests = references.decode_images(), []
-    for count in (count for count in _WARMUP_BATCHES if count <= len(images)):
-        requests += [
-            ("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}),
-            ("images", {"images": images[:count]}),
-            ("examples", {"examples": np.array(references.serialized[:count], object)}),
-        ]
-    write_warmup(folder, config.model, requests)
+    write_warmup(folder, config.model, references)
     return _StagedVersion(job.request, config, model, folder, formats)
 
 

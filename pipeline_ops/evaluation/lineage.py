@@ -26,81 +26,63 @@ from pipeline_ops.storage.store_path import StorePath
 
 _MAX_LINE = 200
 _MAX_NAMED_LEAKS = 3
-
-
-class Origin(NamedTuple):
-    """One artifact and its role in this evaluation."""
-
-    name: str
-    location: str
-    manifest: Manifest
-
-
-@dataclasses.dataclass(frozen=True)
-class ChangesSince:
-    """The changes since an older run: lines for each job.
-
-    `metrics` are those of the older challenger, if the older run is an evaluation.
-    """
-
-    changes: dict[str, list[str]]
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    @property
-    def is_preprocessed_differently(self) -> bool:
-        """Returns whether the pixels themselves may differ, and not only the choice of images."""
-        return any(
-            line.startswith(("config stages", "config source", "code "))
-            for line in self.changes["preprocess"]
-        )
+Changes = dict[str, list[str]]
+"""The changes since an older run: lines for each job."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
     """The lineage of an evaluation.
 
-    `since_champion` and `since_last_run` are None if there is none, or if it cannot be traced.
+    `origins` are artifacts, each with its role, its location and its manifest. Changes are None if
+    there is no older artifact, or if it cannot be traced. `last_metrics` are those of the
+    challenger of the last run.
     """
 
-    origins: list[Origin]
+    origins: list[tuple[str, str, Manifest]]
     evaluation_fingerprint: str
-    """The fingerprint of the evaluation itself."""
-    since_champion: ChangesSince | None = None
-    since_last_run: ChangesSince | None = None
+    since_champion: Changes | None = None
+    since_last_run: Changes | None = None
+    last_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_champion_preprocessed_differently(self) -> bool:
+        """Returns whether the pixels themselves may differ, and not only the choice of images."""
+        return any(
+            line.startswith(("config stages", "config source", "code "))
+            for line in (self.since_champion or {}).get("preprocess", ())
+        )
 
 
 def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
-    origins = [
-        _build_origin(name, request.inputs[key].uri, artifact.manifest, request.root)
-        for name, key, artifact in (
-            ("data set", "preprocess", inputs.dataset),
-            ("challenger", "train", inputs.challenger),
-            ("champion", "champion", inputs.champion),
-        )
-        if artifact
-    ]
-    since_champion = since_last_run = None
+    origins = []
+    for name, key, artifact in (
+        ("data set", "preprocess", inputs.dataset),
+        ("challenger", "train", inputs.challenger),
+        ("champion", "champion", inputs.champion),
+    ):
+        if artifact:
+            folder = request.inputs[key].uri.rpartition("/")[0]
+            below = folder.removeprefix(f"{request.root}/")
+            location = below if below != folder else folder.rpartition("/")[2]
+            origins.append((name, location, artifact.manifest))
+    since_champion, since_last_run, last_metrics = None, None, dict[str, float]()
     if inputs.champion:
         with contextlib.suppress(DataError, KeyError):
-            since_champion = ChangesSince(_find_changes(request, inputs, inputs.champion.manifest))
+            since_champion = _find_changes(request, inputs, inputs.champion.manifest)
     if last := request.inputs.get(LAST_EVALUATION):
         with contextlib.suppress(DataError, KeyError, ValueError):
             evaluation = read_manifest(open_path(last.uri))
             changes = _find_changes(request, inputs, evaluation)
             changes["evaluate"] = describe_changes(request.fingerprint, evaluation.fingerprint)
-            metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
-            since_last_run = ChangesSince(changes, metrics)
-    return Lineage(origins, request.fingerprint.digest, since_champion, since_last_run)
+            last_metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
+            since_last_run = changes
+    return Lineage(
+        origins, request.fingerprint.digest, since_champion, since_last_run, last_metrics
+    )
 
 
-def _build_origin(name: str, uri: str, manifest: Manifest, root: str) -> Origin:
-    folder = uri.rpartition("/")[0]
-    is_below = folder.startswith(f"{root}/")
-    location = folder.removeprefix(f"{root}/") if is_below else folder.rpartition("/")[2]
-    return Origin(name, location, manifest)
-
-
-def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> dict[str, list[str]]:
+def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
     """Returns the changes of the data set and of the training since an older artifact was made.
 
     Raises:

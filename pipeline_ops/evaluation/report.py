@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -20,14 +21,12 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.results import (
     PUBLICATION,
     EvaluationFigures,
     ModelEvaluation,
-    RuleVerdict,
     TrainingFigures,
     compare_with_baseline,
 )
@@ -73,6 +72,7 @@ _MAX_CLASS_CURVES = 5
 _MAX_REJECTED = 50
 _MAX_RULES = 12
 """The number of rules that are shown at once. Rules that do not hold are always shown."""
+_NUM_LAST_METRICS = 3
 _MAX_IMAGE_BYTES = 48 << 10
 """A larger file is shown as a smaller picture."""
 _MAX_IMAGE_PIXELS = 256
@@ -122,7 +122,10 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         shown_classes.sort(key=lambda index: classes[index].recall)
         del shown_classes[_MAX_CLASS_ROWS:]
     average_precisions: Mapping[str, float | None]
-    shown_rules, more_rules = _split_rules(figures.rules)
+    rules = figures.rules
+    if len(rules) > _MAX_RULES:  # rules that do not hold come first, and are not folded
+        rules = sorted(rules, key=lambda rule: rule.passed)
+    num_rules = max(_MAX_RULES, sum(not rule.passed for rule in rules))
     if isinstance(found, ClassifierFindings):
         template, top_k = "classifier.html", found.top_k
         average_precisions = {each.name: each.average_precision for each in classes}
@@ -132,6 +135,11 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         average_precisions = found.evaluations[0].average_precisions_50
         pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
         values = {"pictures": pictures}
+    last_metrics = [
+        (describe_metric(name, top_k)[0], before, figures.challenger.metrics[name])
+        for name, before in data.lineage.last_metrics.items()
+        if name in figures.challenger.metrics
+    ]
     return render_page(
         here / template,
         [here / "report.css"],
@@ -140,17 +148,16 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         data=data,
         figures=figures,
         found=found,
-        rules=shown_rules,
-        more_rules=more_rules,
+        rules=rules[:num_rules],
+        more_rules=rules[num_rules:],
         splits=SPLITS,
         class_names=names,
         shown_classes=shown_classes,
         confusion=figures.challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
         score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
-        baseline=_describe_baseline(figures),
-        used_epoch=_describe_used_epoch(data.training),
-        last_metrics=_compare_with_last_metrics(data, top_k),
+        baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
+        last_metrics=last_metrics[:_NUM_LAST_METRICS],
         to_data_uri=to_data_uri,
         **values,
     )
@@ -183,44 +190,6 @@ def _describe_classifier(
         "pairs": pairs[:_MAX_PAIRS],
         "num_mistakes": sum(pair["count"] for pair in pairs),
     }
-
-
-def _split_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
-    """Returns the rules that are shown at once, and the rules that are folded away.
-
-    If there are more than `_MAX_RULES`, rules that hold are folded away.
-    """
-    if len(rules) <= _MAX_RULES:
-        return list(rules), []
-    failed = [rule for rule in rules if not rule.passed]
-    held = [rule for rule in rules if rule.passed]
-    num_free = max(0, _MAX_RULES - len(failed))
-    return [*failed, *held[:num_free]], held[num_free:]
-
-
-def _compare_with_last_metrics(data: ReportData, top_k: int) -> list[dict[str, Any]]:
-    """Returns the metrics of the challenger next to those of the previous run's challenger.
-
-    The previous run may have had a different test split.
-    """
-    last_metrics = data.lineage.since_last_run.metrics if data.lineage.since_last_run else {}
-    metrics = data.figures.challenger.metrics
-    return [
-        {"name": describe_metric(name, top_k)[0], "value": metrics[name], "before": before}
-        for name, before in last_metrics.items()
-        if name in metrics
-    ]
-
-
-def _describe_baseline(figures: EvaluationFigures) -> str:
-    """Says whether the challenger is better than the baseline, and how that answers."""
-    text = compare_with_baseline(figures.challenger.metrics, figures.baseline)
-    if not text:
-        return ""
-    if "accuracy" not in figures.baseline:
-        return f"{text} (boxes of average size in the centre)."
-    most_frequent = max(figures.challenger.classes, key=lambda each: each.support)
-    return f"{text} (it always answers {most_frequent.name})."
 
 
 def _find_scale_start(values: Iterable[float]) -> float:
@@ -267,18 +236,6 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
     lines = [Line("learning rate", "validation", rates)]
     drawing = draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
     return [*charts, ("Learning rate", lines, drawing)]
-
-
-def _describe_used_epoch(training: TrainingFigures) -> str:
-    """Says which epoch the model's weights are from, and why. Epochs count from 1."""
-    history, used = training.history, training.best_epoch
-    if not 0 <= used < len(history):
-        return ""
-    if training.best_monitor:
-        reason = f"the best {training.best_monitor.replace('_', ' ')}"
-    else:
-        reason = "the last one, because train.best_checkpoint is null"
-    return f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
 
 
 def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
@@ -375,43 +332,31 @@ def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
 
 def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequence[str]) -> bytes:
     """Draws some test images as a PNG file: the truth on the left, the prediction on the right."""
+    draw, cells = functools.partial(draw_cell, side=LARGE_CELL_PIXELS), []
     if isinstance(found, ClassifierFindings):
-        return draw_grid(_draw_samples(found, names), columns=2)
-    return draw_grid(_draw_scenes(found, names), columns=2)
-
-
-def _draw_samples(found: ClassifierFindings, names: Sequence[str]) -> list[Image.Image]:
-    cells = []
-    for shown in found.predictions.samples:
-        image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
-        answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
-        truth = f"truth: {names[shown.label]}"
-        cells += [
-            draw_cell(image, (), shown.key, truth, side=LARGE_CELL_PIXELS),
-            draw_cell(image, (), "", answer, color, side=LARGE_CELL_PIXELS),
-        ]
-    return cells
-
-
-def _draw_scenes(found: DetectorFindings, names: Sequence[str]) -> list[Image.Image]:
-    cells = []
+        for shown in found.predictions.samples:
+            image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
+            answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
+            cells.append(draw(image, (), shown.key, f"truth: {names[shown.label]}"))
+            cells.append(draw(image, (), "", answer, color))
+        return draw_grid(cells, columns=2)
     pairs = zip(found.scenes, found.detections, strict=True)
     sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
-    for scene, answer in sample:
-        image, detected = decode_image(scene.image), answer.filter_by_score(found.min_score)
-        true = zip(np.clip(scene.boxes, 0, 1), scene.classes, strict=True)
-        predicted = zip(
-            np.clip(detected.boxes, 0, 1), detected.classes, detected.scores, strict=True
-        )
-        truth = [LabelledBox(box, names[label]) for box, label in true]
-        prediction = [LabelledBox(box, names[label], score) for box, label, score in predicted]
-        text = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
-        true_text = f"truth: {count_boxes(len(truth))}"
-        cells += [
-            draw_cell(image, truth, scene.key, true_text, side=LARGE_CELL_PIXELS),
-            draw_cell(image, prediction, "", f"prediction: {text}", side=LARGE_CELL_PIXELS),
-        ]
-    return cells
+    for scene, detections in sample:
+        image, detected = decode_image(scene.image), detections.filter_by_score(found.min_score)
+        truth = _label_boxes(scene, names)
+        prediction = _label_boxes(detected, names, detected.scores)
+        answer = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
+        cells.append(draw(image, truth, scene.key, f"truth: {count_boxes(len(truth))}"))
+        cells.append(draw(image, prediction, "", f"prediction: {answer}"))
+    return draw_grid(cells, columns=2)
+
+
+def _label_boxes(
+    found: TrueBoxes | ImageDetections, names: Sequence[str], scores: Iterable[float | None] = ()
+) -> list[LabelledBox]:
+    triples = itertools.zip_longest(np.clip(found.boxes, 0, 1), found.classes, scores)
+    return [LabelledBox(box, names[label], score) for box, label, score in triples]
 
 
 def mark_mistakes(

@@ -16,7 +16,7 @@ from pipeline_ops.evaluation.classifier import (
     ShownExample,
     compute_findings,
 )
-from pipeline_ops.evaluation.lineage import ChangesSince, Leaks, Lineage
+from pipeline_ops.evaluation.lineage import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import ModelPredictions
 from pipeline_ops.evaluation.report import ReportData, render_report
 
@@ -91,9 +91,7 @@ def render(
         dataset=made.model_copy(update=dataset or {}),
         drift=None,
         leaks=Leaks(0, None),
-        lineage=Lineage(
-            [], "f" * 32, ChangesSince({"preprocess": [], "train": []}) if champion else None
-        ),
+        lineage=Lineage([], "f" * 32, {"preprocess": [], "train": []} if champion else None),
     )
     return render_report(found, dataclasses.replace(data, **changes))
 

@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
 from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.lineage import describe_changes
+from pipeline_ops.evaluation.inputs import describe_changes
 from pipeline_ops.evaluation.metrics import describe_metric, to_recall_points
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart

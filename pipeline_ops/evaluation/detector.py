@@ -21,9 +21,8 @@ import numpy as np
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.evaluation.groups import Group
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
-from pipeline_ops.evaluation.metrics import Curves, compute_class_figures
+from pipeline_ops.evaluation.metrics import Curves, Group, compute_class_figures
 from pipeline_ops.input.saved_model_client import (
     DETECTOR_OUTPUTS,
     EncodedBatch,

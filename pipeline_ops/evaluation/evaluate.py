@@ -22,11 +22,9 @@ from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
 from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
-from pipeline_ops.evaluation.gate import Evidence, judge
-from pipeline_ops.evaluation.groups import Group
-from pipeline_ops.evaluation.inputs import Inputs, read_inputs
-from pipeline_ops.evaluation.lineage import find_leaks, trace_lineage
-from pipeline_ops.evaluation.metrics import SEED
+from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.inputs import Inputs, find_leaks, read_inputs, trace_lineage
+from pipeline_ops.evaluation.metrics import SEED, Group
 from pipeline_ops.evaluation.report import (
     ReportData,
     describe_overfitting,
@@ -113,8 +111,7 @@ def _judge(
     largest_drift = None
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
-    evidence = Evidence(whole, slices, largest_drift, inputs.no_champion_reason)
-    rules = judge(config.gate, evidence)
+    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)
     return EvaluationFigures(
         num_examples=whole.num_examples,
         challenger=whole.challenger,

@@ -1,12 +1,17 @@
-"""The inputs of an evaluation: data set, challenger and champion, checked against manifests.
+"""The inputs of an evaluation, checked against manifests, and what they were made from.
 
-Nothing else in the storage affects the result. A file that differs from its manifest is refused
-by name, before a model reads it. A test split is also refused if it is not the one that the request
-pins.
+Nothing but data set, challenger and champion affects the result. A file that differs from its
+manifest is refused by name, before a model reads it. A test split is also refused if it is not the
+one that the request pins, or if the challenger was trained on its images.
+
+What the models were made from is traced through the lineage in manifests. The report mentions it if
+an artifact is gone. Locations are relative to the storage root, so that the report does not depend
+on the location of the storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -21,14 +26,26 @@ from pipeline_ops.artifacts.dataset import (
     QUARANTINE,
     STATISTICS,
     DatasetFigures,
+    IndexEntry,
     compute_split_digest,
+    iterate_index,
     list_removed_positions,
     list_shard_paths,
 )
-from pipeline_ops.artifacts.manifest import Input, Manifest, check_files, read_input
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import find_input
+from pipeline_ops.artifacts.manifest import (
+    Input,
+    Manifest,
+    check_files,
+    read_input,
+    read_manifest,
+)
 from pipeline_ops.artifacts.results import (
+    LAST_EVALUATION,
     SAVED_MODEL,
     TEST_SPLIT,
+    EvaluationFigures,
     ModelFigures,
     TrainingFigures,
     is_saved_model_file,
@@ -37,14 +54,19 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
-from pipeline_ops.jobs.local_inputs import use_local_inputs
+from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.versions import fetch_version
-from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.store_path import StorePath
 
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """The parts of a SavedModel. A version's folder may hold other formats next to them."""
 _NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
+_MAX_LINE = 200
+_MAX_NAMED_LEAKS = 3
+Changes = dict[str, list[str]]
+"""The changes since an older run: lines for each job."""
 FiguresT = TypeVar("FiguresT", bound=BaseModel)
 
 
@@ -202,3 +224,160 @@ def measure_models(
     for found, durations in zip(measures, times, strict=True):
         found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])
     return measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """The lineage of an evaluation.
+
+    `origins` are artifacts, each with its role, its location and its manifest. Changes are None if
+    there is no older artifact, or if it cannot be traced. `last_metrics` are those of the
+    challenger of the last run.
+    """
+
+    origins: list[tuple[str, str, Manifest]]
+    evaluation_fingerprint: str
+    since_champion: Changes | None = None
+    since_last_run: Changes | None = None
+    last_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_champion_preprocessed_differently(self) -> bool:
+        """Returns whether the pixels themselves may differ, and not only the choice of images."""
+        return any(
+            line.startswith(("config stages", "config source", "code "))
+            for line in (self.since_champion or {}).get("preprocess", ())
+        )
+
+
+def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
+    origins = []
+    for name, key, artifact in (
+        ("data set", "preprocess", inputs.dataset),
+        ("challenger", "train", inputs.challenger),
+        ("champion", "champion", inputs.champion),
+    ):
+        if artifact:
+            folder = request.inputs[key].uri.rpartition("/")[0]
+            below = folder.removeprefix(f"{request.root}/")
+            location = below if below != folder else folder.rpartition("/")[2]
+            origins.append((name, location, artifact.manifest))
+    since_champion, since_last_run, last_metrics = None, None, dict[str, float]()
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            since_champion = _find_changes(request, inputs, inputs.champion.manifest)
+    if last := request.inputs.get(LAST_EVALUATION):
+        with contextlib.suppress(DataError, KeyError, ValueError):
+            evaluation = read_manifest(open_path(last.uri))
+            changes = _find_changes(request, inputs, evaluation)
+            changes["evaluate"] = describe_changes(request.fingerprint, evaluation.fingerprint)
+            last_metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
+            since_last_run = changes
+    return Lineage(
+        origins, request.fingerprint.digest, since_champion, since_last_run, last_metrics
+    )
+
+
+def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
+    """Returns the changes of the data set and of the training since an older artifact was made.
+
+    Raises:
+      DataError, KeyError: the older artifact cannot be followed back to its data.
+    """
+    training, entry = _trace_training(older, open_root(request.root))
+    dataset = read_manifest(open_path(entry.uri))
+    return {
+        "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+        "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),
+    }
+
+
+def _trace_training(artifact: Manifest, root: StorePath) -> tuple[Manifest, Input]:
+    """Returns the training that a model or an evaluation comes from, and its data set.
+
+    Both are looked for below the present storage root first.
+
+    Raises:
+      DataError, KeyError: the training is gone, or unknown.
+    """
+    training = read_manifest(open_path(find_input(artifact.inputs["train"], root).uri))
+    return training, find_input(training.inputs["preprocess"], root)
+
+
+def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
+    """Returns the differences as lines that fit on a page.
+
+    A longer one, such as a whole list of rules or stages, is only named.
+    """
+    return [
+        line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
+        for line in newer.describe_changes_since(older)
+    ]
+
+
+class Leaks(NamedTuple):
+    """The numbers of test examples with an equal image in the training split.
+
+    Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
+    finds nearly equal images if `preprocess.duplicates: remove_near` is set. One number is for the
+    data set's training split, the other one for the champion's. A number is None if it is unknown:
+    the data set has no index, there is no champion, or the champion's training data is gone.
+    """
+
+    challenger: int | None
+    champion: int | None
+
+
+def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
+    """Counts the test images that are also in a training split.
+
+    Raises:
+      DataError: the challenger was trained on more test images than are allowed. The message names
+        the first of them.
+    """
+    uri = inputs.dataset.uri
+    index = _find_index(uri)
+    if index is None:
+        return Leaks(None, None)
+    tests = {
+        record.content: record for record in iterate_index(index) if _has_examples(record, "test")
+    }
+    leaked = _find_in_training(tests, index)
+    if len(leaked) > allowed:
+        pairs = ", ".join(
+            f"{tests[record.content].key} equals {record.key}"
+            for record in list(leaked.values())[:_MAX_NAMED_LEAKS]
+        )
+        raise DataError(
+            f"{uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} "
+            f"also in the training split, evaluate.allowed_leaks is {allowed}: "
+            f"{pairs}{', ...' if len(leaked) > _MAX_NAMED_LEAKS else ''}. "
+            "Set preprocess.duplicates to remove_exact."
+        )
+    champion_index = None
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            _, dataset = _trace_training(inputs.champion.manifest, root)
+            champion_index = _find_index(dataset.uri)
+    if champion_index is None:
+        return Leaks(len(leaked), None)
+    return Leaks(len(leaked), len(_find_in_training(tests, champion_index)))
+
+
+def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
+    """Returns the first training record that equals a test record, by content."""
+    found: dict[str, IndexEntry] = {}
+    for record in iterate_index(index):
+        if record.content in tests and _has_examples(record, "train"):
+            found.setdefault(record.content, record)
+    return found
+
+
+def _has_examples(entry: IndexEntry, split: str) -> bool:
+    return entry.split == split and entry.num_examples > 0
+
+
+def _find_index(dataset_uri: str) -> Path | None:
+    dataset = fetch_input(Input(uri=dataset_uri, digest=""), lambda path: path == INDEX)
+    path = Path(dataset.uri).parent / INDEX
+    return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Figures of a classifier, from its answers to the test examples.
+"""Figures of a classifier on all test examples and on slices of them, from its answers.
 
 scikit-learn computes areas and curves, SciPy Wilson's interval and McNemar's test. Both are
 imported by the functions that need them: the import takes 0.7 s, and `trainyard compare` needs
@@ -16,7 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import CalibrationBin, ClassFigures, ModelEvaluation
+from pipeline_ops.artifacts.results import (
+    CalibrationBin,
+    ClassFigures,
+    ModelEvaluation,
+    SliceFigures,
+)
 
 NUM_SAMPLES, SEED = 1000, 1
 """The draws of the test examples for every interval, and their seed."""
@@ -40,6 +45,7 @@ METRIC_NAMES = {
     ),
 }
 _NUM_CALIBRATION_BINS = 15
+_PROPORTIONS = ("accuracy", "top_k_accuracy")
 _MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
 
@@ -332,3 +338,118 @@ def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
     """
     errors = [abs(each.accuracy - each.confidence) for each in bins]
     return float(np.average(errors, weights=[each.count for each in bins]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group of test examples.
+
+    `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
+    """
+
+    num_examples: int
+    challenger: ModelEvaluation
+    champion: ModelEvaluation | None = None
+    slice: str = ""
+    value: str = ""
+    differences: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Draws of challenger minus champion, by metric: [B], or [B, C] for the metric of a class.
+
+    Empty without a champion. It has only metrics that are made of counts, so none of a detector.
+    """
+    baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The metrics of a model that has not looked at the images. Empty for a slice."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.slice}={self.value}" if self.slice else ""
+
+    def compute_difference_intervals(self) -> dict[str, Interval]:
+        """Returns 95 % intervals of challenger minus champion, for metrics of the whole group."""
+        return {
+            name: compute_interval_95(draws)
+            for name, draws in self.differences.items()
+            if draws.ndim == 1
+        }
+
+    def to_slice_figures(self) -> SliceFigures:
+        return SliceFigures(
+            name=self.slice,
+            value=self.value,
+            num_examples=self.num_examples,
+            challenger=self.challenger.metrics,
+            champion=self.champion.metrics if self.champion else None,
+            intervals=self.challenger.intervals,
+            differences=self.compute_difference_intervals(),
+        )
+
+
+def build_group(
+    labels: np.ndarray,
+    predictions: Sequence[ModelPredictions],
+    evaluations: Sequence[ModelEvaluation],
+    slice: str = "",
+    value: str = "",
+    baseline: Mapping[str, float] | None = None,
+) -> Group:
+    """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
+
+    The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
+
+    Args:
+      predictions: the answers of the challenger and, if there is one, of the champion.
+      evaluations: their figures.
+    """
+    challenger, *champions = evaluations
+    draws, *others = draw_samples(labels, predictions, len(challenger.classes))
+    intervals = {
+        name: compute_wilson_interval_95(round(challenger.metrics[name] * len(labels)), len(labels))
+        if name in _PROPORTIONS
+        else compute_interval_95(values)
+        for name, values in draws.items()
+        if values.ndim == 1
+    }
+    return Group(
+        len(labels),
+        challenger.model_copy(update={"intervals": intervals}),
+        champions[0] if champions else None,
+        slice,
+        value,
+        {
+            name: values - others[0][name]
+            for name, values in (draws.items() if others else ())
+            # No rule has both a class and a slice, and the draws of the classes are large.
+            if not slice or values.ndim == 1
+        },
+        baseline or {},
+    )
+
+
+def build_slice_groups(
+    labels: np.ndarray,
+    predictions: Sequence[ModelPredictions],
+    slices: Mapping[str, np.ndarray],
+    class_names: Sequence[str],
+) -> list[Group]:
+    """Returns a group for each value of each slice, in the order of the config and of the values.
+
+    Args:
+      slices: the value (text, [N]) of every example, by the slice's name.
+    """
+    found = []
+    for name, values in slices.items():
+        # Ranges are sorted by their lower end, which begins their text, other values by name.
+        for value in sorted(set(values.tolist()), key=lambda each: (_parse_lower_end(each), each)):
+            indexes = np.flatnonzero(values == value)
+            models = [each.select(indexes) for each in predictions]
+            evaluations = [evaluate_counts(labels[indexes], model, class_names) for model in models]
+            found.append(build_group(labels[indexes], models, evaluations, name, value))
+    return found
+
+
+def _parse_lower_end(value: str) -> float:
+    word = value.split(" ")[0]
+    try:
+        return float("-inf") if word == "below" else float(word)
+    except ValueError:
+        return float("inf")

@@ -38,7 +38,7 @@ from pipeline_ops.evaluation.classifier import (
     rank_key,
 )
 from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
-from pipeline_ops.evaluation.lineage import Leaks, Lineage
+from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
     METRIC_NAMES,
     NUM_SAMPLES,

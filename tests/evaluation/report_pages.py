@@ -16,7 +16,7 @@ from pipeline_ops.evaluation.classifier import (
     ShownExample,
     compute_findings,
 )
-from pipeline_ops.evaluation.lineage import Leaks, Lineage
+from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import ModelPredictions
 from pipeline_ops.evaluation.report import ReportData, render_report
 

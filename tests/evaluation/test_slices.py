@@ -7,14 +7,12 @@ import pytest
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.groups import (
+from pipeline_ops.evaluation.classifier import (
     MISSING_VALUE,
-    build_slice_groups,
     compute_slice_values,
     join_slice_values,
-    list_required_features,
 )
-from pipeline_ops.evaluation.metrics import ModelPredictions
+from pipeline_ops.evaluation.metrics import ModelPredictions, build_slice_groups
 from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
@@ -42,17 +40,6 @@ def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatc
 )
 def test_an_example_has_the_value_that_its_key_size_or_feature_says(part, features, values):
     assert compute_slice_values(batch(**features), [part]) == {part.title: values}
-
-
-def test_only_features_are_read_with_the_examples():
-    assert list_required_features(
-        [
-            Slice(by="folder"),
-            Slice(by="camera"),
-            Slice(by="image_bytes", edges=[1.0]),
-            Slice(by="angle"),
-        ]
-    ) == ["angle", "camera"]
 
 
 def test_edges_for_text_are_refused():

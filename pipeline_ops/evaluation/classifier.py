@@ -25,6 +25,7 @@ from pipeline_ops.config.evaluate import Evaluate, Slice
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
+    SEED,
     Curves,
     Group,
     ModelPredictions,
@@ -118,6 +119,7 @@ class ClassifierFindings:
     curves: list[Curves]
     comparison: dict[str, int | float] | None
     top_k: int
+    seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
     def build_metrics(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns the part of `metrics.json` that only a classifier has."""
@@ -215,10 +217,8 @@ def predict_all(
 ) -> Predictions:
     """Runs every model on every example.
 
-    Args:
-      num_examples: N, the number that the shards must hold.
-      scratch_folder: a folder on the disk for the probabilities.
-      report: called after each batch with the number of examples so far.
+    The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
+    is called after each batch with the number of examples so far.
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
@@ -354,8 +354,7 @@ def join_slice_values(
 ) -> dict[str, np.ndarray]:
     """Returns the values of all examples as text [N], by slice.
 
-    Raises:
-      DataError: no example has the feature, or it has too many values for a table.
+    Raises DataError if no example has the feature, or if it has too many values for a table.
     """
     for part in slices:
         distinct = set(values[part.title])

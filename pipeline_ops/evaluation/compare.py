@@ -57,8 +57,7 @@ class ComparedRun:
 def read_run(folder: StorePath) -> ComparedRun:
     """Reads the outputs of a run.
 
-    Raises:
-      DataError: the run did not finish its evaluation, or its outputs are gone.
+    Raises DataError if it did not finish its evaluation, or if its outputs are gone.
     """
     manifests, metrics = {}, None
     for job in _JOBS:
@@ -201,10 +200,7 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
 
 
 def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
-    """Returns the classes that both runs have.
-
-    If there are too many, only those whose recall differs most are returned.
-    """
+    """Returns the classes that both runs have, or those whose recall differs most."""
     first_classes = {figures.name: figures for figures in first.evaluation.challenger.classes}
     rows: list[dict[str, Any]] = [
         {

@@ -92,6 +92,8 @@ class DetectorFindings:
     detections: list[ImageDetections]
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
+    slices: Sequence[Group] = ()
+    seeds: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def curves(self) -> list[Curves]:
@@ -196,11 +198,9 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.n
     """Matches the detections of one image with its true boxes.
 
     Detections with the best scores choose first. They choose among the true boxes that are still
-    free: a box of the same class before any other, then the one with the largest overlap.
-
-    Returns:
-      int [D], the true box that a detection found, -1 for none; and bool [D], true for a detection
-      in a crowd, which is neither right nor wrong.
+    free: a box of the same class before any other, then the largest overlap. Returns int [D], the
+    true box of each detection, -1 for none; and bool [D], true for a detection in a crowd, which is
+    neither right nor wrong.
     """
     ious = _compute_overlaps(detected.boxes, truth)
     truth_indexes = np.full(len(detected.boxes), -1)
@@ -302,15 +302,10 @@ def evaluate_boxes(
     size: tuple[int, int],
     class_names: Sequence[str],
 ) -> DetectionEvaluation:
-    """Computes COCO's figures of one model. A detection in a crowd is neither right nor wrong.
+    """Computes COCO's figures of one model.
 
-    Args:
-      detections: the answers, in the order of the scenes.
-      size: height and width of the images in pixels.
-
-    Raises:
-      ConfigError: faster-coco-eval is not installed.
-      DataError: a box or a score is not finite, or a class does not exist.
+    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
     # There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
     # for garbage again and again takes a quarter of the time.

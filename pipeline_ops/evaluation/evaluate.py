@@ -12,7 +12,6 @@ report shows it. A champion with different classes is not evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_clas
 from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
 from pipeline_ops.evaluation.gate import judge
 from pipeline_ops.evaluation.inputs import Inputs, find_leaks, read_inputs, trace_lineage
-from pipeline_ops.evaluation.metrics import SEED, Group
 from pipeline_ops.evaluation.report import (
     ReportData,
     describe_overfitting,
@@ -38,11 +36,7 @@ from pipeline_ops.storage.open_store import open_root
 
 
 def evaluate(job: Job) -> ExitCode:
-    """Evaluates and writes the artifact, whatever the verdict.
-
-    Raises:
-      DataError: an input is damaged or does not belong to the others.
-    """
+    """Evaluates and writes the artifact, whatever the verdict."""
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
     dataset, names = inputs.dataset, inputs.class_names
     leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
@@ -50,11 +44,9 @@ def evaluate(job: Job) -> ExitCode:
     found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
         found = evaluate_detector(job, config, inputs)
-        slices, seeds = list[Group](), dict[str, int]()
     else:
         found = evaluate_classifier(job, config, inputs)
-        slices, seeds = found.slices, {"bootstrap": SEED}
-    figures = _judge(config, inputs, found.whole, slices, drift)
+    figures = _judge(config, inputs, found, drift)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -67,7 +59,7 @@ def evaluate(job: Job) -> ExitCode:
         no_champion_reason=inputs.no_champion_reason,
     )
     with job.artifact() as draft:
-        draft.figures, draft.seeds = figures.model_dump(mode="json"), seeds
+        draft.figures, draft.seeds = figures.model_dump(mode="json"), found.seeds
         contents = {
             **draft.figures,
             "class_names": names,
@@ -104,11 +96,10 @@ def _read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
 def _judge(
     config: Evaluate,
     inputs: Inputs,
-    whole: Group,
-    slices: Sequence[Group],
+    found: ClassifierFindings | DetectorFindings,
     drift: list[dict[str, Any]] | None,
 ) -> EvaluationFigures:
-    largest_drift = None
+    whole, slices, largest_drift = found.whole, found.slices, None
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
     rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ from pipeline_ops.artifacts.layout import find_input
 from pipeline_ops.artifacts.manifest import (
     Input,
     Manifest,
+    ManifestFile,
     check_files,
     read_input,
     read_manifest,
@@ -116,12 +117,14 @@ class Inputs:
     @property
     def models(self) -> list[EvaluatedModel]:
         """The challenger, and the champion if it has the same classes."""
-        challenger = self.challenger
-        models = [_describe_model("the challenger", challenger, challenger.folder / SAVED_MODEL)]
-        if self.champion and not self.no_champion_reason:
-            champion = self.champion
-            models.append(_describe_model(self._champion_name, champion, champion.folder))
-        return models
+        trained, champion = self.challenger, self.champion
+        found = [("the challenger", trained.folder / SAVED_MODEL, trained.manifest)]
+        if champion and not self.no_champion_reason:
+            found.append((self._champion_name, champion.folder, champion.manifest))
+        return [
+            EvaluatedModel(name, folder, sum(map(_count_model_bytes, manifest.files)))
+            for name, folder, manifest in found
+        ]
 
     @property
     def no_champion_reason(self) -> str:
@@ -142,10 +145,9 @@ class Inputs:
 
 
 def read_inputs(request: Request) -> Inputs:
-    """Reads and checks the inputs.
+    """Reads the inputs.
 
-    Raises:
-      DataError: an artifact is gone, changed or damaged, or does not belong to the others.
+    Raises DataError if an artifact is gone, changed or damaged, or does not belong to the others.
     """
     request = use_local_inputs(request, {"preprocess": _is_needed, "train": is_saved_model_file})
     dataset = _read_artifact(request.inputs["preprocess"], DatasetFigures)
@@ -189,15 +191,9 @@ def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:
     return Artifact(entry.uri, manifest, figures.model_validate(manifest.figures))
 
 
-def _describe_model(
-    name: str, artifact: Artifact[TrainingFigures] | Artifact[ModelFigures], saved_model: Path
-) -> EvaluatedModel:
-    num_bytes = sum(
-        file.num_bytes
-        for file in artifact.manifest.files
-        if file.path.removeprefix(f"{SAVED_MODEL}/").split("/")[0] in _SAVED_MODEL_PARTS
-    )
-    return EvaluatedModel(name, saved_model, num_bytes)
+def _count_model_bytes(file: ManifestFile) -> int:
+    part = file.path.removeprefix(f"{SAVED_MODEL}/").split("/")[0]
+    return file.num_bytes if part in _SAVED_MODEL_PARTS else 0
 
 
 def measure_models(
@@ -281,8 +277,7 @@ def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
 def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
     """Returns the changes of the data set and of the training since an older artifact was made.
 
-    Raises:
-      DataError, KeyError: the older artifact cannot be followed back to its data.
+    Raises DataError or KeyError if the older artifact cannot be followed back to its data.
     """
     training, entry = _trace_training(older, open_root(request.root))
     dataset = read_manifest(open_path(entry.uri))
@@ -296,19 +291,13 @@ def _trace_training(artifact: Manifest, root: StorePath) -> tuple[Manifest, Inpu
     """Returns the training that a model or an evaluation comes from, and its data set.
 
     Both are looked for below the present storage root first.
-
-    Raises:
-      DataError, KeyError: the training is gone, or unknown.
     """
     training = read_manifest(open_path(find_input(artifact.inputs["train"], root).uri))
     return training, find_input(training.inputs["preprocess"], root)
 
 
 def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
-    """Returns the differences as lines that fit on a page.
-
-    A longer one, such as a whole list of rules or stages, is only named.
-    """
+    """Returns the differences as lines. One that is too long for a page is only named."""
     return [
         line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
         for line in newer.describe_changes_since(older)
@@ -316,12 +305,11 @@ def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
 
 
 class Leaks(NamedTuple):
-    """The numbers of test examples with an equal image in the training split.
+    """The numbers of test examples with an equal image in the training split of each model.
 
     Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
-    finds nearly equal images if `preprocess.duplicates: remove_near` is set. One number is for the
-    data set's training split, the other one for the champion's. A number is None if it is unknown:
-    the data set has no index, there is no champion, or the champion's training data is gone.
+    finds nearly equal images if `preprocess.duplicates: remove_near` is set. A number is None if it
+    is unknown: there is no index or no champion, or the champion's training data is gone.
     """
 
     challenger: int | None
@@ -331,17 +319,13 @@ class Leaks(NamedTuple):
 def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
     """Counts the test images that are also in a training split.
 
-    Raises:
-      DataError: the challenger was trained on more test images than are allowed. The message names
-        the first of them.
+    Raises DataError if the challenger was trained on more of them than are allowed.
     """
     uri = inputs.dataset.uri
     index = _find_index(uri)
     if index is None:
         return Leaks(None, None)
-    tests = {
-        record.content: record for record in iterate_index(index) if _has_examples(record, "test")
-    }
+    tests = {record.content: record for record in _iterate_split(index, "test")}
     leaked = _find_in_training(tests, index)
     if len(leaked) > allowed:
         pairs = ", ".join(
@@ -367,14 +351,14 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
 def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
     """Returns the first training record that equals a test record, by content."""
     found: dict[str, IndexEntry] = {}
-    for record in iterate_index(index):
-        if record.content in tests and _has_examples(record, "train"):
+    for record in _iterate_split(index, "train"):
+        if record.content in tests:
             found.setdefault(record.content, record)
     return found
 
 
-def _has_examples(entry: IndexEntry, split: str) -> bool:
-    return entry.split == split and entry.num_examples > 0
+def _iterate_split(index: Path, split: str) -> Iterator[IndexEntry]:
+    return (each for each in iterate_index(index) if each.split == split and each.num_examples)
 
 
 def _find_index(dataset_uri: str) -> Path | None:

@@ -90,11 +90,8 @@ def find_in_top_k(probabilities: np.ndarray, labels: np.ndarray, k: int) -> np.n
     """Returns whether each label is among the k most probable classes: bool [N].
 
     Among equal probabilities, the class with the higher index comes first, as in scikit-learn's
-    `top_k_accuracy_score`, which has no answer for a single example.
-
-    Args:
-      probabilities: float [N, C], all finite.
-      labels: int64 [N].
+    `top_k_accuracy_score`, which has no answer for a single example. `probabilities` are finite,
+    float [N, C].
     """
     label_probability = probabilities[np.arange(len(labels)), labels][:, None]
     comes_later = np.arange(probabilities.shape[1]) > labels[:, None]
@@ -305,13 +302,9 @@ def compare(
 def compute_calibration_bins(
     confidences: np.ndarray, is_right: np.ndarray, num_bins: int = _NUM_CALIBRATION_BINS
 ) -> list[CalibrationBin]:
-    """Returns equally wide bins from 0 to 1 over the probability of the answer.
+    """Returns equally wide bins from 0 to 1 over the probability of the answer, float [N].
 
     Empty bins are left out. scikit-learn's `calibration_curve` has the same bins without counts.
-
-    Args:
-      confidences: float [N], within 0 and 1.
-      is_right: bool [N].
     """
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     index = np.searchsorted(edges[1:-1], confidences)
@@ -331,10 +324,8 @@ def compute_calibration_bins(
 
 
 def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
-    """Returns the expected calibration error (Naeini 2015).
-
-    It is the absolute difference between the accuracy and the confidence of a bin, averaged over
-    bins by their number of examples.
+    """Returns the expected calibration error (Naeini 2015): the absolute difference between the
+    accuracy and the confidence of a bin, averaged over bins by their number of examples.
     """
     errors = [abs(each.accuracy - each.confidence) for each in bins]
     return float(np.average(errors, weights=[each.count for each in bins]))
@@ -395,10 +386,7 @@ def build_group(
     """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
 
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
-
-    Args:
-      predictions: the answers of the challenger and, if there is one, of the champion.
-      evaluations: their figures.
+    Answers and figures are those of the challenger and, if there is one, of the champion.
     """
     challenger, *champions = evaluations
     draws, *others = draw_samples(labels, predictions, len(challenger.classes))
@@ -433,8 +421,7 @@ def build_slice_groups(
 ) -> list[Group]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
-    Args:
-      slices: the value (text, [N]) of every example, by the slice's name.
+    `slices` has the value (text, [N]) of every example, by the slice's name.
     """
     found = []
     for name, values in slices.items():

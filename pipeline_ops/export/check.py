@@ -86,10 +86,8 @@ class Agreement(NamedTuple):
 class References:
     """The answers of the trained model, and a SavedModel that has to give the same ones.
 
-    `training` is the folder of a training's artifact, `folder` the SavedModel.
-
-    Raises:
-      DataError: a file cannot be read or loaded.
+    `training` is the folder of a training's artifact, `folder` the SavedModel. Raises DataError if
+    a file cannot be read or loaded.
     """
 
     def __init__(
@@ -144,8 +142,7 @@ def check_format(
 ) -> FormatFigures:
     """Checks one format of a version in a folder, or its SavedModel. `seconds` took the conversion.
 
-    Raises:
-      DataError: it is not the trained model.
+    Raises DataError if it is not the trained model.
     """
     rule = AgreementRule.for_format(name, config, references.task)
     infer: PredictFunction
@@ -175,8 +172,7 @@ def check_format(
 def check_serving(folder: Path, references: References, config: Export) -> None:
     """Predicts some of the references as `trainyard serve` does, in rows and in columns.
 
-    Raises:
-      DataError: the version cannot be loaded, or the answers are not those of the trained model.
+    Raises DataError if the version cannot be loaded, or if it gives other answers than training.
     """
     images = [
         {"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_SERVED]
@@ -207,8 +203,7 @@ def compare(
 ) -> Agreement:
     """Compares probabilities (float32 [N, K]) or detections (float32 [N, D, 6]).
 
-    Raises:
-      DataError: a number differs by more than the rule allows, or too many answers differ.
+    Raises DataError if a number differs by more than the rule allows, or if too many answers do.
     """
     if references.shape != predictions.shape or not len(references):
         raise DataError(

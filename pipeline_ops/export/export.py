@@ -13,7 +13,6 @@ import dataclasses
 from pathlib import Path
 
 from pipeline_ops.artifacts.manifest import (
-    Input,
     Manifest,
     check_files,
     list_files,
@@ -57,20 +56,12 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.open_store import open_path
 
-_FORMAT_TITLES = {
-    "saved_model": "SavedModel",
-    "tflite": "TFLite",
-    "tflite_int8": "TFLite, eight bits",
-    "onnx": "ONNX",
-}
-
 
 def export(job: Job) -> ExitCode:
     """Publishes, promotes, and writes an artifact that names the version.
 
-    Raises:
-      DataError: the challenger may not be published, and nothing was published. Or another model
-        was put in service during the export. Then the version exists, but is not in service.
+    Raises DataError if the challenger may not be published, or if another model was put in service
+    during the export. In the second case the version exists, but is not in service.
     """
     request, progress = job.request, job.progress
     config, model = Export.model_validate(request.config), _read_trained_model(request)
@@ -107,10 +98,6 @@ class _TrainedModel:
     figures: TrainingFigures
     evaluation: EvaluationFigures
     evaluation_folder: Path
-
-    @property
-    def dataset(self) -> Input:
-        return self.training.inputs["preprocess"]
 
 
 def _read_trained_model(request: Request) -> _TrainedModel:
@@ -221,7 +208,7 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         link_file(model.folder / file.path, path)
     converted = [name for name in config.formats if name in FORMAT_PATHS]
     num_classes = len(model.figures.class_names)
-    dataset = model.dataset
+    dataset = model.training.inputs["preprocess"]
     if "tflite_int8" in config.formats:
         dataset = fetch_input(dataset, lambda path: path.startswith("train-"))
     with run_converter(folder, dataset.uri, converted, num_classes) as wait:
@@ -271,9 +258,8 @@ def _promote(
 def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, outcome: str) -> None:
     """Writes the page and the figures of the evaluation again, with the published version.
 
-    The evaluation's own page is part of an artifact that never changes, and exists before anything
-    is published. It has a place that is reserved for the section on the version and its formats. So
-    a run has one page, which is complete at any time.
+    The evaluation's own page is part of an artifact that never changes. It has a place for the
+    section on the version and its formats, so a run has one page, which is complete at any time.
     """
     evaluation = model.evaluation_folder
     page = (evaluation / REPORT).read_text(encoding="utf-8")
@@ -285,7 +271,6 @@ def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, out
         Path(__file__).with_name("publication.html"),
         model=figures,
         outcome=outcome,
-        names=_FORMAT_TITLES,
         is_detector=model.figures.task == "detection",
     )
     write_atomically(folder / REPORT, page.replace(PUBLICATION, section).encode())

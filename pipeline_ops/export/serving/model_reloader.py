@@ -79,8 +79,7 @@ class LoadedModel:
 def predict(model: LoadedModel, body: bytes | bytearray) -> dict[str, Any]:
     """Answers a predict request in TensorFlow Serving's REST form. Threads may call it at once.
 
-    Raises:
-      BadRequest: the request must be changed.
+    Raises BadRequest if the client must change the request.
     """
     with _parse_lock:  # JSON as Python objects takes ten times the memory of the body
         request = parse_predict_request(body, model.signatures)

@@ -73,9 +73,7 @@ _STATIC = {
 class Service:
     """Answers requests for one model. Several threads may call its methods at once.
 
-    Raises:
-      BadRequest: each method, for a request that the client must change, or before a model is
-        loaded.
+    They raise BadRequest for a request that the client must change, or before a model is loaded.
     """
 
     def __init__(self, name: str, alias: str, reloader: ModelReloader):
@@ -225,11 +223,7 @@ def make_server(service: Service, allowed_hosts: Collection[str] = ("*",)) -> uv
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening TCP socket. Port 0 takes a free one.
-
-    Raises:
-      OSError: the address is not available.
-    """
+    """Opens a listening TCP socket. Port 0 takes a free one."""
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

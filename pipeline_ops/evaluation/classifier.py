@@ -17,7 +17,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,39 +55,15 @@ _BUILT_IN = ("folder", "image_bytes")
 _MAX_VALUES = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class ShownExample:
-    """A test example that the report shows.
+class ShownExample(NamedTuple):
+    """A test example that the report shows: its image file, and its entry in `metrics.json`.
 
-    `label` and the answers are class indexes. Names without `champion` are about the challenger.
+    The entry has the example's key, its label, and the prediction and its probability. Names
+    without `champion` are about the challenger.
     """
 
-    key: str
-    label: int
-    prediction: int
-    confidence: float
-    """The probability of the answer."""
-    label_probability: float
     image: bytes
-    champion_prediction: int | None = None
-    champion_label_probability: float | None = None
-
-    @property
-    def is_right(self) -> bool:
-        return self.prediction == self.label
-
-    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        example = {
-            "key": self.key,
-            "label": names[self.label],
-            "prediction": names[self.prediction],
-            "confidence": self.confidence,
-            "label_probability": self.label_probability,
-        }
-        if self.champion_prediction is not None:
-            example["champion_prediction"] = names[self.champion_prediction]
-            example["champion_label_probability"] = self.champion_label_probability
-        return example
+    entry: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +97,12 @@ class ClassifierFindings:
     top_k: int
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
-    def build_metrics(self, names: Sequence[str]) -> dict[str, Any]:
+    def build_metrics(self) -> dict[str, Any]:
         """Returns the part of `metrics.json` that only a classifier has."""
         return {
             "comparison": self.comparison,
-            "worst_mistakes": [shown.to_json(names) for shown in self.predictions.mistakes],
-            "surprises": [shown.to_json(names) for shown in self.predictions.surprises],
+            "worst_mistakes": [shown.entry for shown in self.predictions.mistakes],
+            "surprises": [shown.entry for shown in self.predictions.surprises],
         }
 
 
@@ -151,7 +127,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         clients,
         batches,
         total,
-        len(names),
+        names,
         config.top_k,
         config.slices,
         job.attempt.folder,
@@ -209,7 +185,7 @@ def predict_all(
     clients: Sequence[SavedModelClient],
     batches: Iterable[EncodedBatch],
     num_examples: int,
-    num_classes: int,
+    names: Sequence[str],
     top_k: int,
     slices: Sequence[Slice],
     scratch_folder: Path,
@@ -224,15 +200,15 @@ def predict_all(
       DataError: a model cannot process an image, a label has no class, or the number of examples is
         different.
     """
-    models = [_allocate(num_examples, num_classes, scratch_folder) for _ in clients]
+    models = [_allocate(num_examples, len(names), scratch_folder) for _ in clients]
     all_labels = np.empty(num_examples, np.int64)
     values: dict[str, list[str]] = {part.title: [] for part in slices}
-    mistakes, surprises = _TopExamples(NUM_SHOWN), _TopExamples(NUM_SHOWN)
-    samples = _TopExamples(NUM_PREDICTIONS)
+    mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
+    samples = _TopExamples(NUM_PREDICTIONS, names)
     done = 0
     for batch in batches:
         labels, rows, start = batch.labels, np.arange(len(batch.keys)), done
-        _validate_labels(batch, num_classes)
+        _validate_labels(batch, len(names))
         done += len(rows)
         if done > num_examples:
             break
@@ -301,8 +277,8 @@ class _TopExamples:
     Keys settle ties, so that the result does not depend on the order of the shards.
     """
 
-    def __init__(self, count: int):
-        self._count = count
+    def __init__(self, count: int, names: Sequence[str]):
+        self._count, self._names = count, names
         self._ranked: list[tuple[float, str, ShownExample]] = []
 
     @property
@@ -313,7 +289,7 @@ class _TopExamples:
         """Adds the examples of a batch. Those with a negative value do not count."""
         best = np.lexsort((np.array(batch.keys), -values))[: self._count]
         self._ranked += [
-            (-values[i], batch.keys[i], _to_shown_example(batch, outputs, i))
+            (-values[i], batch.keys[i], _to_shown_example(batch, outputs, i, self._names))
             for i in best
             if values[i] >= 0
         ]
@@ -325,20 +301,22 @@ def rank_key(key: str) -> float:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 
-def _to_shown_example(batch: EncodedBatch, outputs: Sequence[Output], i: int) -> ShownExample:
-    label = int(batch.labels[i])
-    predictions = [int(classes[i]) for _, classes in outputs]
-    label_probabilities = [float(probabilities[i, label]) for probabilities, _ in outputs]
-    return ShownExample(
-        batch.keys[i],
-        label,
-        predictions[0],
-        float(outputs[0][0][i, predictions[0]]),
-        label_probabilities[0],
-        batch.images[i],
-        *predictions[1:],
-        *label_probabilities[1:],
-    )
+def _to_shown_example(
+    batch: EncodedBatch, outputs: Sequence[Output], i: int, names: Sequence[str]
+) -> ShownExample:
+    label = batch.labels[i]
+    (probabilities, classes), *champions = outputs
+    entry = {
+        "key": batch.keys[i],
+        "label": names[label],
+        "prediction": names[classes[i]],
+        "confidence": float(probabilities[i, classes[i]]),
+        "label_probability": float(probabilities[i, label]),
+    }
+    for probabilities, classes in champions:
+        entry["champion_prediction"] = names[classes[i]]
+        entry["champion_label_probability"] = float(probabilities[i, label])
+    return ShownExample(batch.images[i], entry)
 
 
 def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:

@@ -99,7 +99,7 @@ class DetectorFindings:
     def curves(self) -> list[Curves]:
         return [model.curves for model in self.evaluations]
 
-    def build_metrics(self, names: Sequence[str]) -> dict[str, Any]:
+    def build_metrics(self) -> dict[str, Any]:
         """Returns the part of `metrics.json` that only a detector has."""
         return {"by_size": self.by_size, "recommended_min_score": self.min_score}
 

@@ -69,7 +69,7 @@ def evaluate(job: Job) -> ExitCode:
                 {name: curve.round(4).tolist() for name, curve in curves.items()}
                 for curves in found.curves
             ],
-            **found.build_metrics(names),
+            **found.build_metrics(),
         }
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())

@@ -47,21 +47,8 @@ from pipeline_ops.evaluation.metrics import (
     to_recall_points,
 )
 from pipeline_ops.input.saved_model_client import TrueBoxes
-from pipeline_ops.pages.charts import (
-    Bar,
-    Line,
-    draw_interval_chart,
-    draw_line_chart,
-    draw_share_chart,
-)
-from pipeline_ops.pages.drawing import (
-    LARGE_CELL_PIXELS,
-    LabelledBox,
-    count_boxes,
-    decode_image,
-    draw_cell,
-    draw_grid,
-)
+from pipeline_ops.pages import charts, drawing
+from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASS_ROWS = 100
@@ -173,7 +160,7 @@ def _describe_classifier(
         "num_samples": NUM_SAMPLES,
         "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
         "lower_is_better": LOWER_IS_BETTER,
-        "draw_interval_chart": draw_interval_chart,
+        "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
@@ -214,7 +201,7 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
     """
     history = training.history
     known = history[0].metrics if history else {}
-    charts: list[Chart] = []
+    drawn: list[Chart] = []
     for key in (name for name in known if name.startswith("validation_")):
         metric = key.removeprefix("validation_")
         title = metric.replace("_", " ").capitalize()
@@ -223,7 +210,7 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
             for name, each in (("training", metric), ("validation", key))
             if each in known
         ]
-        drawing = draw_line_chart(
+        chart = charts.draw_line_chart(
             f"{title} by epoch",
             lines,
             y_min=0.0 if metric == "loss" else math.inf,
@@ -231,11 +218,11 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
             marked_x=training.best_epoch + 1 if training.best_epoch >= 0 else None,
             marked_label="best" if training.best_monitor else "used",
         )
-        charts.append((title, lines, drawing))
+        drawn.append((title, lines, chart))
     rates = [(epoch.epoch + 1, epoch.learning_rate) for epoch in history]
     lines = [Line("learning rate", "validation", rates)]
-    drawing = draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
-    return [*charts, ("Learning rate", lines, drawing)]
+    chart = charts.draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
+    return [*drawn, ("Learning rate", lines, chart)]
 
 
 def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
@@ -300,7 +287,7 @@ def _draw_precision_recall_charts(
         for number, name in enumerate(weakest)
     ]
     return [
-        (title, lines, draw_share_chart(f"Precision against recall {text}", "recall", lines))
+        (title, lines, charts.draw_share_chart(f"Precision against recall {text}", "recall", lines))
         for title, lines, text in (
             ("Precision and recall", means, "as the mean of all classes"),
             ("Weakest classes", by_class, "of the weakest classes"),
@@ -327,36 +314,40 @@ def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
         for each in bins
     ]
     title = "Share of right answers by probability of the answer"
-    return "Calibration", lines, draw_share_chart(title, "probability of the answer", lines, bars)
+    chart = charts.draw_share_chart(title, "probability of the answer", lines, bars)
+    return "Calibration", lines, chart
 
 
 def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequence[str]) -> bytes:
     """Draws some test images as a PNG file: the truth on the left, the prediction on the right."""
-    draw, cells = functools.partial(draw_cell, side=LARGE_CELL_PIXELS), []
+    draw, cells = functools.partial(drawing.draw_cell, side=drawing.LARGE_CELL_PIXELS), []
     if isinstance(found, ClassifierFindings):
         for shown in found.predictions.samples:
-            image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
-            answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
-            cells.append(draw(image, (), shown.key, f"truth: {names[shown.label]}"))
+            image, entry = drawing.decode_image(shown.image), shown.entry
+            color = "#080" if entry["prediction"] == entry["label"] else "#b00"
+            answer = f"prediction: {entry['prediction']} {entry['confidence']:.2f}"
+            cells.append(draw(image, (), entry["key"], f"truth: {entry['label']}"))
             cells.append(draw(image, (), "", answer, color))
-        return draw_grid(cells, columns=2)
+        return drawing.draw_grid(cells, columns=2)
     pairs = zip(found.scenes, found.detections, strict=True)
     sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
     for scene, detections in sample:
-        image, detected = decode_image(scene.image), detections.filter_by_score(found.min_score)
+        image = drawing.decode_image(scene.image)
+        detected = detections.filter_by_score(found.min_score)
         truth = _label_boxes(scene, names)
         prediction = _label_boxes(detected, names, detected.scores)
-        answer = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
-        cells.append(draw(image, truth, scene.key, f"truth: {count_boxes(len(truth))}"))
-        cells.append(draw(image, prediction, "", f"prediction: {answer}"))
-    return draw_grid(cells, columns=2)
+        num_true, num_found = (drawing.count_boxes(len(each)) for each in (truth, prediction))
+        answer = f"prediction: {num_found} with a score of {found.min_score:g} or more"
+        cells.append(draw(image, truth, scene.key, f"truth: {num_true}"))
+        cells.append(draw(image, prediction, "", answer))
+    return drawing.draw_grid(cells, columns=2)
 
 
 def _label_boxes(
     found: TrueBoxes | ImageDetections, names: Sequence[str], scores: Iterable[float | None] = ()
-) -> list[LabelledBox]:
+) -> list[drawing.LabelledBox]:
     triples = itertools.zip_longest(np.clip(found.boxes, 0, 1), found.classes, scores)
-    return [LabelledBox(box, names[label], score) for box, label, score in triples]
+    return [drawing.LabelledBox(box, names[label], score) for box, label, score in triples]
 
 
 def mark_mistakes(
@@ -424,7 +415,7 @@ def to_data_uri(image: bytes) -> str | None:
     """
     kind = next((kind for magic, kind in _IMAGE_TYPES.items() if image.startswith(magic)), None)
     if kind is None or len(image) > _MAX_IMAGE_BYTES:
-        picture = decode_image(image)
+        picture = drawing.decode_image(image)
         if picture is None:
             return None
         picture.thumbnail((_MAX_IMAGE_PIXELS, _MAX_IMAGE_PIXELS))

@@ -116,7 +116,7 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         [model],
         read_encoded_batches([shard], BATCH),
         count,
-        CLASSES,
+        names,
         TOP_K,
         [Slice(by="folder")],
         scratch,

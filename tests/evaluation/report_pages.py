@@ -40,7 +40,16 @@ def make_findings(
     classes = [(labels + w) % num_classes for w in wrong.astype(int)]
     answers = [make_predictions(labels, c, num_classes, generator) for c in classes[: 1 + champion]]
     mistakes = [
-        ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
+        ShownExample(
+            b"none",
+            {
+                "key": f"{i}.png",
+                "label": names[labels[i]],
+                "prediction": names[classes[0][i]],
+                "confidence": 0.9,
+                "label_probability": 0.1,
+            },
+        )
         for i in np.flatnonzero(wrong[0])[:4]
     ]
     cameras = {"camera": np.where(labels % 2, "front", "back")}

@@ -226,7 +226,7 @@ from pipeline_ops.errors import MachineError
 from pipeline_ops.evaluation.classifier import predict_all
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
-    predict_all([None], [], 1_000_000, 100, 5, [], pathlib.Path(sys.argv[1]), print)
+    predict_all([None], [], 1_000_000, "x" * 100, 5, [], pathlib.Path(sys.argv[1]), print)
 except MachineError as error:
     print("refused:", error)
 """

@@ -17,7 +17,13 @@ from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
-from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
+from pipeline_ops.artifacts.results import (
+    METRICS,
+    TEST_SPLIT,
+    ClassFigures,
+    EvaluationFigures,
+    TrainingFigures,
+)
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import describe_changes
@@ -104,7 +110,6 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
     return [
         {
-            "metric": name,
             "name": describe_metric(name, second.top_k)[0],
             "first": first_model.metrics[name],
             "second": value,
@@ -171,7 +176,7 @@ def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) ->
         facts=build_fact_rows(first, second),
         changes=find_changes(first, second),
         charts=_draw_charts(first, second),
-        classes=_build_class_rows(first, second),
+        classes=_pair_classes(first, second),
     )
 
 
@@ -199,19 +204,16 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
     return [*drawn, ("Precision and recall", chart)]
 
 
-def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
+def _pair_classes(
+    first: ComparedRun, second: ComparedRun
+) -> list[tuple[ClassFigures, ClassFigures]]:
     """Returns the classes that both runs have, or those whose recall differs most."""
-    first_classes = {figures.name: figures for figures in first.evaluation.challenger.classes}
-    rows: list[dict[str, Any]] = [
-        {
-            "name": figures.name,
-            "first": first_classes[figures.name],
-            "second": figures,
-            "difference": figures.recall - first_classes[figures.name].recall,
-        }
+    known = {figures.name: figures for figures in first.evaluation.challenger.classes}
+    pairs = [
+        (known[figures.name], figures)
         for figures in second.evaluation.challenger.classes
-        if figures.name in first_classes
+        if figures.name in known
     ]
-    if len(rows) > _MAX_CLASS_ROWS:
-        rows = sorted(rows, key=lambda row: -abs(row["difference"]))[:_MAX_CLASS_ROWS]
-    return rows
+    if len(pairs) > _MAX_CLASS_ROWS:
+        pairs.sort(key=lambda pair: -abs(pair[1].recall - pair[0].recall))
+    return pairs[:_MAX_CLASS_ROWS]

@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -154,7 +155,12 @@ def _describe_classifier(
     figures: EvaluationFigures, names: list[str], top_k: int
 ) -> dict[str, Any]:
     """Returns the variables that only `classifier.html` has."""
-    pairs = _find_confused_pairs(figures.challenger, names)
+    pairs = [
+        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
+        for i, row in enumerate(figures.challenger.confusion)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
         "num_samples": NUM_SAMPLES,
@@ -174,24 +180,13 @@ def _describe_classifier(
             for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
         ),
         "calibration_chart": _draw_calibration_chart(models),
-        "pairs": pairs[:_MAX_PAIRS],
+        "pairs": sorted(pairs, key=operator.itemgetter("count"), reverse=True)[:_MAX_PAIRS],
         "num_mistakes": sum(pair["count"] for pair in pairs),
     }
 
 
 def _find_scale_start(values: Iterable[float]) -> float:
     return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
-
-
-def _find_confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
-    """Returns confusions, the most frequent first."""
-    pairs = [
-        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
-        for i, row in enumerate(model.confusion)
-        for j, count in enumerate(row)
-        if i != j and count
-    ]
-    return sorted(pairs, key=lambda pair: -pair["count"])
 
 
 def _draw_training_charts(training: TrainingFigures) -> list[Chart]:

@@ -23,9 +23,8 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.main import main
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.planning.job_kinds import JOBS
-from pipeline_ops.retention.collector import Options, collect, explain_path
+from pipeline_ops.retention.collector import Options, collect, explain_path, record_use
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
-from pipeline_ops.retention.usage import record_use
 from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath

@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.storage import Keep
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact, take_inventory
+from pipeline_ops.retention.inventory import StoredArtifact, Total, take_inventory
 from pipeline_ops.retention.needs import (
     DAY_SECONDS,
     KINDS,
@@ -57,41 +57,20 @@ class Options:
 
 
 @dataclasses.dataclass
-class Total:
-    """A number of files, and their bytes."""
-
-    num_files: int = 0
-    num_bytes: int = 0
-
-    def add(self, num_files: int, num_bytes: int) -> None:
-        self.num_files += num_files
-        self.num_bytes += num_bytes
-
-
-@dataclasses.dataclass
 class Report:
     """The findings and deeds of one call, by kind. `waiting` is young, or in use."""
 
+    problems: list[str]
+    """The reasons why no artifact is removed."""
+    others: list[str]
+    """The problems of other pipelines, and of folders that all pipelines share."""
+    foreign: list[str]
+    """The paths of what nothing shows to be Trainyard's. It stays."""
     kept: Total = dataclasses.field(default_factory=Total)
     waiting: dict[str, Total] = dataclasses.field(default_factory=dict)
     removed: dict[str, Total] = dataclasses.field(default_factory=dict)
-    problems: list[str] = dataclasses.field(default_factory=list)
-    """The reasons why no artifact is removed."""
-    others: list[str] = dataclasses.field(default_factory=list)
-    """The problems of other pipelines, and of folders that all pipelines share."""
-    foreign: list[str] = dataclasses.field(default_factory=list)
-    """The paths of what nothing shows to be Trainyard's. It stays."""
     paths: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     """In a dry run, what would be removed, with the rule of each."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Decision:
-    inventory: Inventory
-    needs: Needs
-    candidates: list[Candidate]
-    before: float
-    """What was touched since this time stays."""
 
 
 def record_use(root: StorePath, manifests: Iterable[str]) -> bool:
@@ -134,9 +113,8 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
     if root.is_local and Path(path).exists():
         path = str(Path(path).resolve())
     key = path.removeprefix(f"{root}/").strip("/")
-    decision = _decide(config, options, time.time())
-    inventory, needs = decision.inventory, decision.needs
-    for candidate in decision.candidates:
+    needs = _find_needs(config, options, time.time())
+    for candidate in find_candidates(needs):
         removed = {file.name for file in candidate.content.files}
         if _is_below(key, candidate.path) or key in removed:
             due = time.gmtime(candidate.touched + options.grace_seconds)
@@ -146,15 +124,15 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
             if kept := [file.name for file in files if _is_below(file.name, key)]:
                 text += f" {', '.join(kept)} will stay: other artifacts reference it."
             return text
-    for run in inventory.runs:
+    for run in needs.inventory.runs:
         if _is_below(key, run.content.path):
             return f"{run.content.path} stays: {needs.runs[run.name]}."
-    for artifact in inventory.artifacts:
+    for artifact in needs.inventory.artifacts:
         if any(_is_below(key, content.path) for content in artifact.contents):
             reason = needs.artifacts.get(artifact.key)
             blocked = "; ".join(needs.problems)
             return f"{key} stays: {reason or blocked or 'a job may still need it, or uses it'}."
-    if any(_is_below(key, each) for each in inventory.foreign):
+    if any(_is_below(key, each) for each in needs.inventory.foreign):
         return f"{key} stays: nothing shows that Trainyard has written it."
     raise ConfigError(
         f"--why {path}: {config.pipeline} has no such path below {root}. Name "
@@ -163,7 +141,7 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
     )
 
 
-def _decide(config: PipelineConfig, options: Options, now: float) -> _Decision:
+def _find_needs(config: PipelineConfig, options: Options, now: float) -> Needs:
     keep, approval = config.storage.keep, config.evaluate.approval
     if options.older_than_days is not None:
         keep = (keep or Keep()).model_copy(update={"days": options.older_than_days})
@@ -174,23 +152,19 @@ def _decide(config: PipelineConfig, options: Options, now: float) -> _Decision:
         waiting_seconds=max(WAITING_SECONDS, approval.timeout_seconds if approval else 0),
         pinned_dataset=config.preprocess.dataset,
     )
-    inventory = take_inventory(config)
-    needs = Needs(inventory, policy)
-    candidates = find_candidates(inventory, needs, policy)
-    return _Decision(inventory, needs, candidates, policy.before)
+    return Needs(take_inventory(config), policy)
 
 
 def _collect(config: PipelineConfig, options: Options, now: float) -> Report:
-    decision = _decide(config, options, now)
-    inventory, remover = decision.inventory, _Remover(decision.inventory, config, decision.before)
-    report = Report(
-        problems=decision.needs.problems, others=inventory.others, foreign=inventory.foreign
-    )
-    for candidate in decision.candidates:
+    needs = _find_needs(config, options, now)
+    inventory, candidates = needs.inventory, find_candidates(needs)
+    report = Report(needs.problems, inventory.others, inventory.foreign)
+    remover = _Remover(needs, config.root)
+    for candidate in candidates:
         removed = None
-        if candidate.touched < decision.before:
+        if candidate.touched < needs.policy.before:
             if options.is_dry_run:
-                removed = _measure(candidate.content)
+                removed = Total.of(candidate.content.files)
                 report.paths.append((candidate.path, candidate.rule))
             else:
                 try:
@@ -198,20 +172,15 @@ def _collect(config: PipelineConfig, options: Options, now: float) -> Report:
                 except DataError as error:
                     report.problems.append(str(error))
         totals = report.waiting if removed is None else report.removed
-        total = removed or _measure(candidate.content)
-        totals.setdefault(candidate.kind, Total()).add(total.num_files, total.num_bytes)
-    unneeded = {file.name for each in decision.candidates for file in each.content.files}
+        total = removed or Total.of(candidate.content.files)
+        totals.setdefault(candidate.kind, Total()).add(total)
+    report.waiting, report.removed = _sort(report.waiting), _sort(report.removed)
+    unneeded = {file.name for each in candidates for file in each.content.files}
     contents = [*(run.content for run in inventory.runs), *inventory.shared]
     contents += [content for each in inventory.artifacts for content in each.contents]
     for content in contents:
-        kept = _measure(content.without(unneeded))
-        report.kept.add(kept.num_files, kept.num_bytes)
-    report.waiting, report.removed = _sort(report.waiting), _sort(report.removed)
+        report.kept.add(Total.of(content.without(unneeded).files))
     return report
-
-
-def _measure(content: Content) -> Total:
-    return Total(len(content.files), content.num_bytes)
 
 
 def _sort(totals: dict[str, Total]) -> dict[str, Total]:
@@ -237,11 +206,10 @@ class _Remover:
     ones after it.
     """
 
-    def __init__(self, inventory: Inventory, config: PipelineConfig, before: float):
-        self._root, self._pipeline, self._before = config.root, config.pipeline, before
-        self._references = Counter(
-            name for artifact in inventory.artifacts for name in artifact.references
-        )
+    def __init__(self, needs: Needs, root: StorePath):
+        self._root, self._before = root, needs.policy.before
+        self._pipeline, artifacts = needs.inventory.pipeline, needs.inventory.artifacts
+        self._references = Counter(name for each in artifacts for name in each.references)
         """The number of present manifests that list a file."""
 
     def remove(self, candidate: Candidate) -> Total | None:
@@ -275,7 +243,7 @@ class _Remover:
             work_folder(folder).remove_tree()
         if removed and not (folder.walk() or work_folder(folder).walk()):
             usage_file(folder).remove()
-            removed.add(1, 0)  # the lock
+            removed.add(Total(1))  # the lock
             lease.discard()
         return removed
 
@@ -288,7 +256,7 @@ class _Remover:
             if entry.modified >= self._before:
                 return None
             place.remove()
-            return Total(1, entry.num_bytes)
+            return Total.of([entry])
         with cache_requests():  # in a bucket, exactly the files that were looked at are removed
             found = place.walk()
             files = [file for file in found if not self._references[f"{place.key}/{file.name}"]]
@@ -299,7 +267,7 @@ class _Remover:
             else:
                 for file in files:
                     (place / file.name).remove()
-        return Total(len(files), sum(file.num_bytes for file in files))
+        return Total.of(files)
 
     def _withdraw(self, artifact: StorePath) -> bool:
         """Removes the manifest of an artifact, unless it was used in the meantime.

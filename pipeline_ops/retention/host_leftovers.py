@@ -12,7 +12,7 @@ import time
 from pipeline_ops.config.train import InputOptions
 from pipeline_ops.jobs.local_inputs import open_host_cache
 from pipeline_ops.jobs.workspace import find_jobs_folder
-from pipeline_ops.retention.collector import Total
+from pipeline_ops.retention.inventory import Total
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.processes import ATTEMPT_VARIABLE, find_environment_values
@@ -39,7 +39,7 @@ def _remove_job_folders(before: float, is_dry_run: bool) -> Total:
         if entry.is_folder and entry.name not in living and _JOB_FOLDER.fullmatch(entry.name):
             files = (root / entry.name).walk()
             if max((file.modified for file in files), default=entry.modified) < before:
-                removed.add(len(files), sum(file.num_bytes for file in files))
+                removed.add(Total.of(files))
                 if not is_dry_run:
                     (root / entry.name).remove_tree()
     return removed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from pipeline_ops.artifacts.layout import REQUEST, Layout
@@ -32,6 +32,22 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.([0-9]+\.[0-9]+|[0-9a-f]{8})\.tmp")
 _REQUEST = re.compile(rf"(?P<attempt>[^/]+/attempt-[0-9a-f]{{8}})/{re.escape(REQUEST)}")
 
 
+@dataclasses.dataclass
+class Total:
+    """A number of files, and their bytes."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, files: Collection[Entry]) -> Total:
+        return cls(len(files), sum(file.num_bytes for file in files))
+
+    def add(self, other: Total) -> None:
+        self.num_files += other.num_files
+        self.num_bytes += other.num_bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class Content:
     """Some files of the store.
@@ -45,10 +61,6 @@ class Content:
     path: str
     files: tuple[Entry, ...]
     since: float = 0.0
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
 
     @property
     def touched(self) -> float:

@@ -58,7 +58,7 @@ class Needs:
         self.runs: dict[str, str] = {}
         self.artifacts: dict[Key, str] = {}
         self.problems = [each.problem for each in inventory.artifacts if each.problem]
-        self._policy, self._pipeline = policy, inventory.pipeline
+        self.inventory, self.policy = inventory, policy
         self._artifacts = {each.key: each for each in inventory.artifacts}
         self._runs = sorted(
             inventory.runs, key=lambda run: (run.content.touched, run.name), reverse=True
@@ -74,7 +74,7 @@ class Needs:
 
     def _find_live_reason(self, run: StoredRun) -> str:
         """The reason why a run may still go on; "" if it is over."""
-        policy, touched = self._policy, run.content.touched
+        policy, touched = self.policy, run.content.touched
         for attempt in run.open_attempts:
             if policy.before < attempt.deadline:
                 return f"the job of {attempt.path} may still run"
@@ -86,13 +86,13 @@ class Needs:
 
     def _add_next_run(self) -> None:
         """Needs what the next run may start from or find unchanged."""
-        pinned = self._policy.pinned_dataset
+        pinned = self.policy.pinned_dataset
         newest: dict[str, StoredArtifact] = {}
         for artifact in self._artifacts.values():
             before = newest.get(artifact.job)
             if artifact.manifest and (before is None or artifact.made > before.made):
                 newest[artifact.job] = artifact
-            if artifact.made and artifact.used > self._policy.before:
+            if artifact.made and artifact.used > self.policy.before:
                 self._add(artifact.key, "it was made or used within the grace period")
             if pinned and artifact.job == "preprocess" and artifact.manifest:
                 versions = (artifact.fingerprint, artifact.manifest.digest)
@@ -103,14 +103,14 @@ class Needs:
 
     def _add_kept_runs(self) -> None:
         """Needs the runs that `storage.keep` asks for."""
-        keep = self._policy.keep
+        keep = self.policy.keep
         if keep is None:
             for key in self._artifacts:
                 self._add(key, "storage.keep is not set")
             for run in self._runs:
                 self._add_run(run, "storage.keep is not set")
             return
-        oldest = self._policy.now - keep.days * DAY_SECONDS
+        oldest = self.policy.now - keep.days * DAY_SECONDS
         successful = [run.name for run in self._runs if run.is_successful][: keep.runs]
         made: list[tuple[float, Key]] = []
         for run in self._runs:
@@ -157,8 +157,8 @@ class Needs:
 
     def _find_keys(self, uris: Iterable[str]) -> list[Key]:
         """The artifacts of this pipeline, below whatever root, that are in the inventory."""
-        places = filter(None, map(parse_artifact_uri, uris))
-        keys = [(job, name) for pipeline, job, name in places if pipeline == self._pipeline]
+        places = map(parse_artifact_uri, uris)
+        keys = [place[1:] for place in places if place and place[0] == self.inventory.pipeline]
         return [key for key in keys if key in self._artifacts]
 
 
@@ -200,9 +200,9 @@ class Candidate:
         return max(self.content.touched, used)
 
 
-def find_candidates(inventory: Inventory, needs: Needs, policy: Policy) -> list[Candidate]:
+def find_candidates(needs: Needs) -> list[Candidate]:
     """Finds what may be removed. Newer artifacts come first, because they reference older ones."""
-    candidates: list[Candidate] = []
+    inventory, policy, candidates = needs.inventory, needs.policy, list[Candidate]()
     newest_first = sorted(inventory.artifacts, key=lambda each: each.made, reverse=True)
     listed = set[str]().union(*(each.references for each in newest_first))
     needed = set[str]().union(

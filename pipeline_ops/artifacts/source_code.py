@@ -25,7 +25,6 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
 _TEMPLATES = (".html", ".css", ".js")
 _SUFFIXES = (".py", *_TEMPLATES)
-_CATALOGUE = "CATALOGUE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ def _find_files(root: Path, module: str) -> list[Path]:
 @functools.lru_cache(maxsize=1024)
 def _has_catalogue(file: Path, _modified_ns: int) -> bool:
     """Returns whether the file may have a catalogue, so that its digest depends on what is used."""
-    return _CATALOGUE.encode() in file.read_bytes()
+    return b"CATALOGUE" in file.read_bytes()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -124,7 +123,10 @@ def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _So
     _drop_unused(tree, used)
     package = path.split("/")[:-1]
     imports = tuple(dict.fromkeys(_imports(tree, package)))
-    _drop_docstrings(tree)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_docstring(statement)]
     return _Source(_hash(ast.dump(tree).encode()), imports)
 
 
@@ -148,34 +150,22 @@ def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:
 
 def _drop_unused(tree: ast.Module, used: frozenset[str]) -> None:
     """Removes the catalogue's entries that are not in use, and their imports."""
-    catalogue = next((d for d in map(_as_catalogue, tree.body) if d is not None), None)
-    if catalogue is None:
-        return
-    entries = list(zip(catalogue.keys, catalogue.values, strict=True))
-    names = {key.value for key, _ in entries if isinstance(key, ast.Constant)}
-    unused = names - used
-    kept = [(k, v) for k, v in entries if not (isinstance(k, ast.Constant) and k.value in unused)]
-    catalogue.keys, catalogue.values = [k for k, _ in kept], [v for _, v in kept]
+    unused = set[str]()
+    for node in tree.body:
+        match node:
+            case (
+                ast.AnnAssign(target=ast.Name(id="CATALOGUE"), value=ast.Dict() as catalogue)
+                | ast.Assign(targets=[ast.Name(id="CATALOGUE")], value=ast.Dict() as catalogue)
+            ):
+                names = [getattr(key, "value", None) for key in catalogue.keys]
+                unused = {name for name in names if isinstance(name, str)} - used
+                kept = [place for place, name in enumerate(names) if name not in unused]
+                catalogue.keys = [catalogue.keys[place] for place in kept]
+                catalogue.values = [catalogue.values[place] for place in kept]
+                break
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             node.names = [alias for alias in node.names if alias.name not in unused]
-
-
-def _as_catalogue(node: ast.stmt) -> ast.Dict | None:
-    match node:
-        case (
-            ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value)
-            | ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value)
-        ) if name == _CATALOGUE:
-            return value
-    return None
-
-
-def _drop_docstrings(tree: ast.Module) -> None:
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            body[:] = [statement for statement in body if not _is_docstring(statement)]
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -101,13 +101,9 @@ class StoredArtifact:
         """The files that the manifest lists, and itself, relative to the root."""
         if self.manifest is None:
             return set()
-        folder, files = self.content.path, self.manifest.files
-        job = folder.rpartition("/")[0]
-        listed = (
-            f"{job}/{file.stored_at}" if file.stored_at else f"{folder}/{file.path}"
-            for file in files
-        )
-        return {f"{folder}/{NAME}", *listed}
+        job = self.content.path.rpartition("/")[0]
+        places = (file.find_place(self.fingerprint) for file in self.manifest.files)
+        return {f"{self.content.path}/{NAME}", *(f"{job}/{place}" for place in places)}
 
     @property
     def made(self) -> float:

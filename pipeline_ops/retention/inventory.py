@@ -336,8 +336,8 @@ def _may_be_of(
 ) -> bool:
     """Returns whether a pipeline may have made versions in a registry other than its own.
 
-    The readable ones tell. Without any, the registry is that of the pipeline of its name, if there
-    is one.
+    Readable versions name their pipelines. Without any, the registry belongs to the pipeline of its
+    name, if there is one.
     """
     if versions:
         return any(manifest.pipeline == config.pipeline for _, manifest in versions)

@@ -125,7 +125,7 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
                 text += f" {', '.join(kept)} will stay: other artifacts reference it."
             return text
     for run in needs.inventory.runs:
-        if _is_below(key, run.content.path):
+        if run.name in needs.runs and _is_below(key, run.content.path):
             return f"{run.content.path} stays: {needs.runs[run.name]}."
     for artifact in needs.inventory.artifacts:
         if any(_is_below(key, content.path) for content in artifact.contents):

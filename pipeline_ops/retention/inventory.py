@@ -10,7 +10,7 @@ from itertools import chain
 
 from pipeline_ops.artifacts.layout import REQUEST, Layout
 from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
@@ -21,7 +21,6 @@ from pipeline_ops.storage.store_path import Entry, StorePath
 
 PROTECTION = "keep"
 """The file in a run's folder that protects the run. Its content has no meaning."""
-_JOBS = ("preprocess", "train", "evaluate", "export")
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _COMPANION = re.compile(
     r"\.{1,2}(?P<fingerprint>[0-9a-f]{32})\."
@@ -190,7 +189,7 @@ def take_inventory(config: PipelineConfig) -> Inventory:
       DataError: a key below the pipeline's own folders cannot be listed.
     """
     root, layout = config.root, Layout(config.root, config.pipeline)
-    of_jobs = {job: _group(layout.artifacts(job)) for job in _JOBS}
+    of_jobs = {job: _group(layout.artifacts(job)) for job in TASKS}
     of_runs = _group(root / "runs" / config.pipeline)
     runs = map_requests(lambda content: _read_run(root, content), of_runs)
     of_all, problems = list[Content](), []
@@ -200,7 +199,7 @@ def take_inventory(config: PipelineConfig) -> Inventory:
         except DataError as error:
             problems.append(str(error))
     shared = [each for each in of_all if _SHARED.fullmatch(each.path)]
-    artifacts = [each for job in _JOBS for each in _find_artifacts(layout, job, of_jobs[job])]
+    artifacts = [each for job in TASKS for each in _find_artifacts(layout, job, of_jobs[job])]
     ours = [run.content for run in runs if run.is_ours]
     ours += [content for artifact in artifacts for content in artifact.contents]
     beside = [*of_all, *chain.from_iterable(of_jobs.values())]
@@ -281,7 +280,7 @@ def _read_run(root: StorePath, content: Content) -> StoredRun:
                     deadline = modified[name] + request.deadline_seconds
                     open_attempts.append(OpenAttempt(path, inputs, deadline))
     # The JSON files of others are no damaged records.
-    counted = [text for task, text in problems.items() if is_ours or task in _JOBS]
+    counted = [text for task, text in problems.items() if is_ours or task in TASKS]
     return StoredRun(
         folder.name,
         content,

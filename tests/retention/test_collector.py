@@ -430,6 +430,9 @@ def test_one_path_is_explained(pipeline):
     kept = [file.name for file in dataset.walk() if file.name.endswith(".tfrecord")]
     assert f"{dataset.key}/{kept[0]} will stay: other artifacts reference it" in why(dataset)
     assert "will stay" not in why(dataset / "index") and "will stay" in why(dataset / kept[0])
+    (pipeline.root / "runs/digits/notes/train.json").write(b"{}")  # of somebody else
+    pipeline.date_files(0)
+    assert "nothing shows that Trainyard has written it" in why("runs/digits/notes")
     with pytest.raises(ConfigError, match="Name artifacts/digits/TASK/FINGERPRINT or"):
         why("artifacts/digits/train")
 

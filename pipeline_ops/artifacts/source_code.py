@@ -8,7 +8,6 @@ those modules itself.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import hashlib
 import os
@@ -25,13 +24,6 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
 _TEMPLATES = (".html", ".css", ".js")
 _SUFFIXES = (".py", *_TEMPLATES)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    digest: str
-    imports: tuple[str, ...]
-    """Dotted names of modules, and of names in modules."""
 
 
 def digest_sources(
@@ -69,10 +61,9 @@ def digest_sources(
             relative = file.relative_to(root).as_posix()
             if relative not in found:
                 modified = file.stat().st_mtime_ns
-                has_catalogue = _has_catalogue(file, modified)
-                source = _read(file, relative, modified, chosen if has_catalogue else frozenset())
-                found[relative] = source.digest
-                waiting += source.imports
+                entries = chosen if _has_catalogue(file, modified) else frozenset[str]()
+                found[relative], imports = _read(file, relative, modified, entries)
+                waiting += imports
     folders = {(root / name).parent for name in found}
     templates = [f for folder in folders for f in folder.iterdir() if f.suffix in _TEMPLATES]
     found |= {f.relative_to(root).as_posix(): _hash(f.read_bytes()) for f in templates}
@@ -118,7 +109,10 @@ def _has_catalogue(file: Path, _modified_ns: int) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _Source:
+def _read(
+    file: Path, path: str, _modified_ns: int, used: frozenset[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the digest, and the dotted names of imported modules and of names in modules."""
     tree = parse_python(file)
     _drop_unused(tree, used)
     package = path.split("/")[:-1]
@@ -127,7 +121,7 @@ def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _So
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [statement for statement in body if not _is_docstring(statement)]
-    return _Source(_hash(ast.dump(tree).encode()), imports)
+    return _hash(ast.dump(tree).encode()), imports
 
 
 def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:

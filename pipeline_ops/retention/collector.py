@@ -41,13 +41,10 @@ _LOCK_SECONDS = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The choices of the caller.
+    """The choices of the caller. A dry run writes and removes nothing.
 
-    Attributes:
-      is_dry_run: writes and removes nothing.
-      older_than_days: replaces `storage.keep.days`.
-      grace_seconds: the time for which everything stays after its last change or use.
-      now: the time for ages. By default the store's.
+    `older_than_days` replaces `storage.keep.days`. Everything stays for `grace_seconds` after its
+    last change or use. `now` is the time for ages, by default the store's.
     """
 
     is_dry_run: bool = False

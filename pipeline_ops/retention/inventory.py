@@ -49,12 +49,10 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """Some files of the store.
+    """Some files of the store. All paths are relative to the root.
 
-    Attributes:
-      path: the folder or file that holds all of them, relative to the root.
-      files: their paths relative to the root, with sizes and times.
-      since: the time of the folder itself, for an empty one.
+    `path` is the folder that holds all of them, or the one file. `since` is the time of the folder
+    itself, for an empty one.
     """
 
     path: str
@@ -226,15 +224,14 @@ def _find_artifacts(layout: Layout, job: str, found: Iterable[Content]) -> list[
     def read(fingerprint: str) -> StoredArtifact:
         path = layout.artifact(job, fingerprint)
         content = contents.get(fingerprint, Content(path.key, ()))
-        artifact = StoredArtifact(
-            job, fingerprint, content, companions=companions.get(fingerprint, {})
-        )
-        if not artifact.made:
-            return artifact
-        try:
-            return dataclasses.replace(artifact, manifest=read_manifest(path / NAME))
-        except DataError as error:
-            return dataclasses.replace(artifact, problem=str(error))
+        manifest, problem = None, ""
+        if f"{path.key}/{NAME}" in {file.name for file in content.files}:
+            try:
+                manifest = read_manifest(path / NAME)
+            except DataError as error:
+                problem = str(error)
+        beside = companions.get(fingerprint, {})
+        return StoredArtifact(job, fingerprint, content, manifest, problem, beside)
 
     artifacts = map_requests(read, sorted(contents.keys() | companions.keys()))
     return [each for each in artifacts if each.made or each.companions]

@@ -26,14 +26,10 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The rules of one call.
+    """The rules of one call. Without `keep`, all runs and artifacts stay.
 
-    Attributes:
-      keep: the rules of the author. None keeps all runs and artifacts.
-      now: the time by the store's clock.
-      grace_seconds: the time for which everything stays after its last change or use.
-      waiting_seconds: the time for which a run without an end still counts as a run.
-      pinned_dataset: the beginning of the version of a data set that the config asks for.
+    `now` is the store's time. A run without an end counts as active for `waiting_seconds`.
+    `pinned_dataset` is the beginning of the fingerprint or digest that the config asks for.
     """
 
     keep: Keep | None

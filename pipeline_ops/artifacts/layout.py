@@ -19,7 +19,7 @@
 <root>/checked/                     models that were built on one batch and can be trained
                                     (`jobs/model_check.py`)
 <root>/listings/                    digests of raw files, so that only changed ones are read
-<root>/gc/                          what `trainyard gc` will remove, and its lock (`retention/`)
+<root>/gc/                          the lock of `trainyard gc`, and the time of the store
 """
 
 from __future__ import annotations

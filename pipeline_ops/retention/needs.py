@@ -225,7 +225,7 @@ def find_candidates(needs: Needs) -> list[Candidate]:
 
 
 def _find_leftovers(artifact: StoredArtifact, listed: set[str], now: float) -> Iterator[Candidate]:
-    """Finds files that an artifact that is needed, or gone, does not need."""
+    """Finds what killed jobs have left in and beside an artifact that is needed or gone."""
     work = artifact.companions.get("work")
     is_open = work is not None and not artifact.made and work.touched >= now - _WORK_SECONDS
     if not is_open:  # in a bucket, the next try continues with the files in the artifact's folder
@@ -242,10 +242,9 @@ def _find_leftovers(artifact: StoredArtifact, listed: set[str], now: float) -> I
 
 
 def _find_unlisted_files(artifact: StoredArtifact, listed: set[str]) -> Iterator[Candidate]:
-    """Files in the folder of an artifact that no manifest lists.
+    """Finds files in the folder of an artifact that no manifest lists.
 
-    In a folder with a manifest, only uploads are looked for, which lie below the number of a lease
-    that was held.
+    With a manifest, only uploads below the number of an earlier lease count.
     """
     path, unlisted = artifact.content.path, artifact.content.without(listed)
     if not artifact.made:

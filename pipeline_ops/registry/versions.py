@@ -173,7 +173,12 @@ def hold_publication(model: StorePath) -> Iterator[Lease]:
         if model.is_local:
             remove_staging_folders(model.local)
         else:
-            _give_up_unfinished(model, lease)
+            entries = model.walk()
+            parts = (entry.name.partition("/") for entry in entries)
+            started = {name for name, _, path in parts if path != NAME and _NUMBER.fullmatch(name)}
+            for number in sorted(started - _find_whole(entries)):
+                lease.check()
+                _give_up(model / number)
         yield lease
 
 
@@ -239,15 +244,6 @@ def _find_whole(entries: Iterable[Entry]) -> set[str]:
     """Returns the numbers, as text, that have a manifest in a bucket."""
     manifests = (entry.name for entry in entries if entry.num_bytes)
     return {name.removesuffix(f"/{NAME}") for name in manifests if name.endswith(f"/{NAME}")}
-
-
-def _give_up_unfinished(model: StorePath, lease: Lease) -> None:
-    entries = model.walk()
-    parts = (entry.name.partition("/") for entry in entries)
-    started = {number for number, _, path in parts if path != NAME and _NUMBER.fullmatch(number)}
-    for number in sorted(started - _find_whole(entries)):
-        lease.check()
-        _give_up(model / number)
 
 
 def _give_up(version: StorePath) -> None:

@@ -22,7 +22,6 @@ from pipeline_ops.od_api.training import (
     compare_num_classes,
     convert_training,
     find_nearest_model,
-    get_size_multiple,
 )
 
 _WIDTH = 145
@@ -84,15 +83,15 @@ class ConvertedConfig:
                 for title, items in self.list_differences().items()
                 for line in ("#", f"# {title}", *_format_comments(items))
             ),
-            yaml.safe_dump(
-                self.sections,
-                sort_keys=False,
-                allow_unicode=True,
-                width=_WIDTH,
-                default_flow_style=None,
-            ),
         ]
-        return "\n".join(lines)
+        sections = yaml.safe_dump(
+            self.sections,
+            sort_keys=False,
+            allow_unicode=True,
+            width=_WIDTH,
+            default_flow_style=None,
+        )
+        return "\n".join([*lines, sections])
 
 
 def convert(file: Path, num_examples: int | None = None, name: str = "") -> ConvertedConfig:
@@ -109,7 +108,7 @@ def convert(file: Path, num_examples: int | None = None, name: str = "") -> Conv
     records = read_records(config, num_examples)
     model, own_model, parameters = find_nearest_model(config)
     compare_num_classes(model, records.source.get("class_names"))
-    stages = read_image_stages(model, get_size_multiple(own_model))
+    stages = read_image_stages(model, multiple=16 if own_model == "center_detector" else 32)
     pipeline = name or _derive_name(file)
     # Evaluation computes COCO's metrics in any case.
     for evaluation in config.messages("eval_config"):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.errors import ConfigError
@@ -25,8 +24,7 @@ _MIN_EXAMPLES = 5
 _DEFAULT_SIZE = 640
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordInputs:
+class RecordInputs(NamedTuple):
     """The sections `preprocess.source` and `preprocess.split`.
 
     `num_examples` is the number of training records, None if there is no file.
@@ -67,12 +65,7 @@ def read_records(config: ConfigReader, num_examples: int | None) -> RecordInputs
     folder = _find_common_folder([*train, *test, *label_maps])
     parts = [{"files": os.path.relpath(path, folder)} for path in train]
     parts += [{"files": os.path.relpath(path, folder), "split": "test"} for path in test]
-    source: dict[str, Any] = {
-        "type": "tfrecord",
-        "path": folder,
-        "task": "detection",
-        "parts": parts,
-    }
+    source = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
         source["class_names"] = _read_class_names(path)
@@ -90,20 +83,17 @@ def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
     """Returns the absolute path of the readers' label map, or nothing if they have none."""
     paths = [reader.take("label_map_path", str, "") for reader in readers]
     label_maps = [path for path in dict.fromkeys(paths) if path]
-    if len(label_maps) > 1 and not _are_equal(label_maps):
-        raise ConfigError(
-            f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}), "
-            "and a data set has only one. Merge the label maps."
-        )
+    if len(label_maps) > 1:
+        try:
+            are_equal = len({Path(_to_absolute(path)).read_bytes() for path in label_maps}) == 1
+        except OSError:
+            are_equal = False
+        if not are_equal:
+            raise ConfigError(
+                f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}),"
+                " and a data set has only one. Merge the label maps."
+            )
     return [_to_absolute(path) for path in label_maps[:1]]
-
-
-def _are_equal(paths: Iterable[str]) -> bool:
-    """Returns whether all files are there and have the same content."""
-    try:
-        return len({Path(_to_absolute(path)).read_bytes() for path in paths}) == 1
-    except OSError:
-        return False
 
 
 def _choose_split(
@@ -127,40 +117,36 @@ def _choose_split(
 
 def read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[str, Any]]:
     """Returns the stages that decode and resize images, to multiples of a number of pixels."""
-    resizer = model.message("image_resizer")
-    height = width = _DEFAULT_SIZE
+    resizers = model.message("image_resizer")
+    kind = resizers.find_present("fixed_shape_resizer", "keep_aspect_ratio_resizer")
+    resizer = resizers.message(kind) if kind else resizers
     mode: dict[str, str] = {}
-    match resizer.find_present("fixed_shape_resizer", "keep_aspect_ratio_resizer"):
-        case "fixed_shape_resizer" as kind:
-            resizer = resizer.message(kind)
-            height, width = resizer.take("height", int, 300), resizer.take("width", int, 300)
-        case "keep_aspect_ratio_resizer" as kind:
-            resizer = resizer.message(kind)
-            height = width = resizer.take("max_dimension", int, 1024)
-            resizer.take_equal("pad_to_max_dimension", True)
-            mode = {"mode": "letterbox"}
-            model.note(
-                f"{resizer.path('max_dimension')}: images keep their proportions inside of a "
-                f"square of {height} pixels, with bars on both sides. The API pads at the bottom "
-                "and the right, or not at all. The served model does the same."
-            )
-        case _:
-            model.note(
-                f"{model.path('image_resizer')}: no resizer that has a counterpart. "
-                f"Images are stretched to {height}x{width}."
-            )
-    size = {"height": _round_up(height, multiple), "width": _round_up(width, multiple)}
-    if size != {"height": height, "width": width}:
+    if kind == "fixed_shape_resizer":
+        height, width = resizer.take("height", int, 300), resizer.take("width", int, 300)
+    elif kind:
+        height = width = resizer.take("max_dimension", int, 1024)
+        resizer.take_equal("pad_to_max_dimension", True)
+        mode = {"mode": "letterbox"}
+        model.note(
+            f"{resizer.path('max_dimension')}: images keep their proportions inside of a "
+            f"square of {height} pixels, with bars on both sides. The API pads at the bottom "
+            "and the right, or not at all. The served model does the same."
+        )
+    else:
+        height = width = _DEFAULT_SIZE
+        model.note(
+            f"{model.path('image_resizer')}: no resizer that has a counterpart. "
+            f"Images are stretched to {height}x{width}."
+        )
+    sides = {"height": height, "width": width}
+    size = {name: -(-side // multiple) * multiple for name, side in sides.items()}
+    if size != sides:
         model.note(
             f"{model.path('image_resizer')}: {height}x{width} becomes "
             f"{size['height']}x{size['width']}, because our model needs multiples of {multiple}"
         )
     channels = 1 if resizer.take("convert_to_grayscale", bool, False) else 3
     return [{"decode": {"channels": channels}}, "clip_boxes", {"resize": size | mode}]
-
-
-def _round_up(side: int, multiple: int) -> int:
-    return -(-side // multiple) * multiple
 
 
 def _count_records(file: str) -> int:
@@ -180,15 +166,15 @@ def _read_paths(reader: ConfigReader) -> list[str]:
 
     `train@10` and `train-?????-of-00010` are the same.
     """
-    inner = reader.message("tf_record_input_reader")
-    return [_to_pattern(path) for path in inner.take_all("input_path", str)]
-
-
-def _to_pattern(path: str) -> str:
-    sharded = _SHARDED_NAME.fullmatch(path)
-    if sharded:
-        path = f"{sharded['name']}-?????-of-{int(sharded['count']):05d}{sharded['rest']}"
-    return _to_absolute(path)
+    paths = reader.message("tf_record_input_reader").take_all("input_path", str)
+    return [
+        _to_absolute(
+            f"{sharded['name']}-?????-of-{int(sharded['count']):05d}{sharded['rest']}"
+            if (sharded := _SHARDED_NAME.fullmatch(path))
+            else path
+        )
+        for path in paths
+    ]
 
 
 def _to_absolute(path: str) -> str:

@@ -105,11 +105,6 @@ class LocalPath(StorePath):
         with self._open_folder(self.key) as folder:
             return _list_folder(folder) if folder is not None else []
 
-    def find_in_folders(self, name: str) -> list[Entry]:
-        names = [f"{entry.name}/{name}" for entry in self.list_folder() if entry.is_folder]
-        found = ((each, (self / each).stat()) for each in names)
-        return [dataclasses.replace(entry, name=each) for each, entry in found if entry]
-
     def walk(self) -> list[Entry]:
         with self._open_folder(self.key) as folder:
             found = _walk(folder, self.local, "") if folder is not None else ()

@@ -36,14 +36,14 @@ from pipeline_ops.storage.local_files import (
     translate_write_errors,
     write_blocks,
 )
-from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
-from pipeline_ops.storage.outage import StoreAway, repeat_while_away
+from pipeline_ops.storage.object_requests import is_empty_range, send_request, translate_errors
 from pipeline_ops.storage.request_cache import map_requests, request_once
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
     Entry,
+    StoreAway,
     StorePath,
     count_usage,
 )
@@ -59,7 +59,7 @@ _UPLOAD_MISSING = "NoSuchUpload"
 """The answer if the last request of an upload is repeated, or the parts are gone."""
 _CONNECTION_SECONDS = 900.0
 """The time after which a connection is read again, because its credentials may have changed."""
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,11 +211,10 @@ class ObjectPath(StorePath):
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
 
     def _has_file(self, file: Path) -> bool:
-        found = self._stat()
-        if found is None or found.num_bytes != file.stat().st_size:
-            return False
-        with open(file, "rb") as opened:
-            return all(opened.read(len(block)) == block for block in self.read_blocks())
+        with open(file, "rb") as opened, contextlib.suppress(FileNotFoundError):
+            blocks = self.read_blocks()
+            return all(opened.read(len(each)) == each for each in blocks) and not opened.read(1)
+        return False
 
     @contextlib.contextmanager
     def open_for_writing(self) -> Iterator[IO[bytes]]:
@@ -255,20 +254,6 @@ class ObjectPath(StorePath):
         entries = [_to_entry(meta, folder) for meta in found["objects"]]
         entries += [Entry(name, 0, 0.0, is_folder=True) for name in folders]
         return sorted(entries, key=lambda entry: entry.name)
-
-    def find_in_folders(self, name: str) -> list[Entry]:
-        folders = [each.name for each in self.list_folder() if each.is_folder]
-        names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
-        return request_once(("find", str(self), name), lambda: self._stat_all(names))
-
-    def _stat_all(self, names: list[str]) -> list[Entry]:
-        """The existing ones among some files below a folder."""
-        files = [self / name for name in names]
-        found = dict(zip(files, map_requests(type(self)._stat, files, parallel=16), strict=True))
-        for file in found:
-            request_once(("stat", str(file)), functools.partial(found.get, file))
-        entries = zip(names, found.values(), strict=True)
-        return [dataclasses.replace(entry, name=name) for name, entry in entries if entry]
 
     def walk(self) -> list[Entry]:
         return request_once(("walk", str(self)), self._walk)
@@ -333,16 +318,11 @@ class ObjectPath(StorePath):
     def _to_segment(self, offset: int) -> Self:
         return self / f"{offset:0{_SEGMENT_DIGITS}d}"
 
-    def _ask(self, send: Callable[[], _Answer], can_be_missing: bool = True) -> _Answer:
-        """Sends a request, again while the store is away. Translates its errors."""
+    def _ask(self, send: Callable[[], _Response], can_be_missing: bool = True) -> _Response:
         endpoint = self.options.find_endpoint(self._bucket)
         at = f" at {endpoint}" if endpoint else ""
-
-        def send_once() -> _Answer:
-            with translate_errors(str(self), f"{self.root_uri}{at}", can_be_missing):
-                return send()
-
-        return repeat_while_away(f"{self._bucket}{at}", send_once)
+        root = f"{self.root_uri}{at}"
+        return send_request(send, f"{self._bucket}{at}", str(self), root, can_be_missing)
 
 
 @dataclasses.dataclass

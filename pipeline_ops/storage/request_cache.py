@@ -113,11 +113,13 @@ def map_requests(
 ) -> list[_Value]:
     """Calls a function for each item, several at a time, and returns the results in order.
 
-    A request mostly waits. The calls share the cache of a block of `cache_requests`.
+    It is for work that mostly waits or releases the interpreter lock. The calls share the cache of
+    a block of `cache_requests`. After an error, no further ones begin.
     """
     items = list(items)
-    if len(items) < 2:
+    threads = min(parallel, len(items))
+    if threads < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(min(parallel, len(items))) as pool:
-        calls = [pool.submit(contextvars.copy_context().run, function, item) for item in items]
-        return [call.result() for call in calls]
+    contexts = [contextvars.copy_context() for _ in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda each, item: each.run(function, item), contexts, items))

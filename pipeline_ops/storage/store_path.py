@@ -20,13 +20,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol, Self
 
+from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import Checksums
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_options import StoreOptions
 
 BLOCK_BYTES = 4 << 20
 """The size of the parts in which large files are read."""
 MAX_RECORD_BYTES = 4 << 20
 """The size limit for a small file that one process writes and another one reads."""
+
+
+class StoreAway(MachineError):
+    """The store does not respond, or it cannot work now. A request may have been carried out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +184,20 @@ class StorePath(abc.ABC):
     def list_folder(self) -> list[Entry]:
         """The files and folders directly in a folder, by name. Empty if there is no such folder."""
 
-    @abc.abstractmethod
     def find_in_folders(self, name: str) -> list[Entry]:
-        """The files `*/<name>` below a folder, in any order, as `walk` would return them."""
+        """The files `*/<name>` below a folder, as `walk` would return them.
+
+        Folders whose names begin with a dot are left out.
+        """
+        folders = [each.name for each in self.list_folder() if each.is_folder]
+        names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
+        parallel = 1 if self.is_local else 16
+        found = map_requests(lambda each: (self / each).stat(), names, parallel)
+        return [
+            dataclasses.replace(entry, name=each)
+            for each, entry in zip(names, found, strict=True)
+            if entry
+        ]
 
     @abc.abstractmethod
     def walk(self) -> list[Entry]:
@@ -212,10 +229,7 @@ class StorePath(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class StoreUsage:
-    """A number of requests to buckets, and the bytes that went each way.
-
-    Repetitions by the client itself are not counted.
-    """
+    """Requests to buckets, and bytes each way. Repetitions by the client are not counted."""
 
     requests: int = 0
     bytes_read: int = 0

@@ -17,16 +17,15 @@ from typing import IO, Self
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import Checksums, read_blocks
 from pipeline_ops.storage.local_files import (
+    FOLDER_FLAGS,
     UnsafePath,
     describe_os_error,
     open_below,
     open_folder,
-    open_folder_below,
     open_new_below,
     open_or_make_folder,
     parse_relative_path,
-    read_below,
-    remove_by_rename_in,
+    remove_by_rename,
     translate_write_errors,
     write_blocks,
 )
@@ -58,7 +57,11 @@ class LocalPath(StorePath):
         return dataclasses.replace(self, key=key)
 
     def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-        return read_below(self.folder, self.key, max_bytes)
+        with self.open(max_bytes) as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise UnsafePath(f"{self} grew beyond {max_bytes} bytes while it was read")
+        return content
 
     def open(self, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
         return open_below(self.folder, self.key, max_bytes)
@@ -91,15 +94,12 @@ class LocalPath(StorePath):
             return write_blocks(read_blocks(file, num_bytes), target)
 
     def stat(self) -> Entry | None:
-        folder, _, name = parse_relative_path(self.key).rpartition("/")
-        with self._open_folder(folder) as parent:
-            if parent is None:
-                return None
-            try:
+        with self._open_parent() as (parent, name), contextlib.suppress(FileNotFoundError):
+            if parent is not None:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            except FileNotFoundError:
-                return None
-        return Entry(name, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
+                if stat.S_ISREG(found.st_mode):
+                    return Entry(name, found.st_size, found.st_mtime)
+        return None
 
     def list_folder(self) -> list[Entry]:
         with self._open_folder(self.key) as folder:
@@ -111,17 +111,15 @@ class LocalPath(StorePath):
             return sorted(found, key=lambda entry: entry.name)
 
     def remove(self) -> None:
-        folder, _, name = parse_relative_path(self.key).rpartition("/")
-        with self._open_folder(folder) as parent:
+        with self._open_parent() as (parent, name), translate_write_errors(self.local):
             if parent is not None:
-                with translate_write_errors(self.local), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=parent)
 
     def remove_tree(self) -> None:
-        folder, _, name = parse_relative_path(self.key).rpartition("/")
-        with self._open_folder(folder) as parent:
+        with self._open_parent() as (parent, name):
             if parent is not None:
-                remove_by_rename_in(name, parent)
+                remove_by_rename(name, parent)
 
     def open_log(self) -> LocalLogWriter:
         folder, _, name = parse_relative_path(self.key).rpartition("/")
@@ -151,14 +149,20 @@ class LocalPath(StorePath):
         """The descriptor of a folder; None if it is missing, a file, or reached through a link."""
         with contextlib.ExitStack() as stack:
             try:
-                opened = open_folder_below(self.folder, key) if key else open_folder(self.folder)
-                descriptor = stack.enter_context(opened)
+                descriptor = stack.enter_context(open_folder(self.folder, key))
             except (FileNotFoundError, NotADirectoryError, UnsafePath):
                 yield None
                 return
             except OSError as error:
                 raise _make_open_error(self.folder / key, error) from error
             yield descriptor
+
+    @contextlib.contextmanager
+    def _open_parent(self) -> Iterator[tuple[int | None, str]]:
+        """The descriptor of the folder that holds it, as of `_open_folder`, and its name there."""
+        folder, _, name = parse_relative_path(self.key).rpartition("/")
+        with self._open_folder(folder) as parent:
+            yield parent, name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +207,8 @@ def _walk(folder: int, path: Path, prefix: str) -> Iterator[Entry]:
         if not entry.is_folder:
             yield dataclasses.replace(entry, name=name)
             continue
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            child = os.open(entry.name, flags, dir_fd=folder)
+            child = os.open(entry.name, FOLDER_FLAGS, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

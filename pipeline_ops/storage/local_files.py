@@ -77,10 +77,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def make_write_error(path: Path, error: OSError, remedy: str = "") -> MachineError:
-    """The error for a file or folder that the disk has refused.
-
-    Without a `remedy`, that follows from the kind of the error.
-    """
+    """The error for a file or folder that the disk has refused, by default with its remedy."""
     remedy = remedy or _REMEDIES.get(error.errno or 0, _DISK_REMEDY)
     return MachineError(f"cannot write {path}: {describe_os_error(error)}. {remedy}")
 
@@ -100,9 +97,8 @@ def translate_write_errors(path: Path) -> Iterator[None]:
 def parse_relative_path(text: str) -> str:
     """Returns a path that stays below the folder it is joined to, in its only spelling.
 
-    Raises:
-      UnsafePath: the path is absolute, has `..`, `.` or empty parts, a backslash or a control
-        character, or is too long.
+    Raises UnsafePath if it is absolute, has `..`, `.` or empty parts, a backslash or a control
+    character, or is too long.
     """
     if reason := _find_path_problem(text):
         raise UnsafePath(f"{text[:200]!r} is not a usable relative path: {reason}")
@@ -382,8 +378,7 @@ def staging_folder(
                 staging.mkdir(parents=True, exist_ok=kept is not None)
                 yield staging
                 if marker and not (final / marker).exists():
-                    with contextlib.suppress(FileNotFoundError):
-                        _move_aside(final.name, parent)
+                    _move_aside(final.name, parent)
                 _rename_folder(staging, final, parent)
             finally:
                 _remove_leftovers(final.name, parent)
@@ -415,12 +410,13 @@ def _make_staging_name(name: str) -> str:
 
 
 def _move_aside(name: str, parent: int) -> str | None:
-    """Gives a folder of ours a staging name, which is returned."""
-    if not is_own_folder(name, parent):
-        return None
-    staging = _make_staging_name(name)
-    os.rename(name, staging, src_dir_fd=parent, dst_dir_fd=parent)
-    return staging
+    """Gives a folder of ours a staging name, which is returned. A missing one is ignored."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_own_folder(name, parent):
+            staging = _make_staging_name(name)
+            os.rename(name, staging, src_dir_fd=parent, dst_dir_fd=parent)
+            return staging
+    return None
 
 
 def _remove_leftovers(final: str | None, parent: int) -> None:
@@ -433,10 +429,7 @@ def _remove_leftovers(final: str | None, parent: int) -> None:
 
 
 def remove_staging_folders(folder: Path) -> None:
-    """Removes everything that killed writers have left in a folder.
-
-    The caller makes sure that no other process writes there.
-    """
+    """Removes everything that killed writers have left in a folder, where no process may write."""
     with open_folder(folder) as parent:
         _remove_leftovers(None, parent)
 
@@ -447,9 +440,8 @@ def remove_by_rename(name: str, parent: int) -> None:
     A missing one is ignored. The leftovers of a killed removal are removed together with the
     stagings. A link or another user's folder is reported and stays.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if staging := _move_aside(name, parent):
-            remove_folder(staging, parent)
+    if staging := _move_aside(name, parent):
+        remove_folder(staging, parent)
 
 
 def withdraw_folder(folder: Path, marker: str) -> None:
@@ -471,11 +463,8 @@ def withdraw_folder(folder: Path, marker: str) -> None:
 def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
     """The descriptor of a folder that only this user can read and write.
 
-    `alternative` is what an operator can do instead if another user has the name.
-
-    Raises:
-      FileNotFoundError: there is no such folder.
-      MachineError: the folder is not private, or it is a link or a file.
+    Raises MachineError for any other folder, a link or a file. The `alternative` is what an
+    operator can do instead of removing it.
     """
     try:
         descriptor = os.open(path, FOLDER_FLAGS)
@@ -501,10 +490,7 @@ def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Removes a folder that this program has made, if it exists.
-
-    A link or another user's folder is reported and stays.
-    """
+    """Removes a folder like `remove_folder`, by its path."""
     with contextlib.suppress(FileNotFoundError), open_folder(folder.parent) as parent:
         remove_folder(folder.name, parent)
 
@@ -512,8 +498,9 @@ def remove_own_folder(folder: Path) -> None:
 def remove_folder(name: str, parent: int, owners: Collection[int] | None = None) -> None:
     """Removes a folder of ours in an open folder with all its content. A missing one is ignored.
 
-    Entries that can't be removed, such as a file that a dying process still writes, are left to the
-    next try. `owners` as in `is_own_folder`.
+    A link or another user's folder is reported and stays. Entries that can't be removed, such as a
+    file that a dying process still writes, are left to the next try. `owners` as in
+    `is_own_folder`.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_own_folder(name, parent, owners):

@@ -11,7 +11,6 @@ therefore needs one listing, and one request for each segment that it has not re
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -21,7 +20,9 @@ import os
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -66,10 +67,7 @@ _Response = TypeVar("_Response")
 class ObjectPath(StorePath):
     """An object, or the objects below a prefix. See `StorePath` for the methods.
 
-    Attributes:
-      root_uri: the URI of the root, such as `s3://bucket/prefix`.
-      options: how to reach it.
-      key: the relative path below the root.
+    The root's URI is such as `s3://bucket/prefix`.
     """
 
     root_uri: str = ""
@@ -153,20 +151,14 @@ class ObjectPath(StorePath):
             return
         yield content
         size = entry.num_bytes if max_bytes is None else min(entry.num_bytes, max_bytes + 1)
-        starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
-        if not starts:
-            return
-        with concurrent.futures.ThreadPoolExecutor(_PARALLEL_READS) as pool:
-            pending = [
-                pool.submit(self.read_range, start, BLOCK_BYTES)
-                for start in starts[:_PARALLEL_READS]
-            ]
-            for start in starts:
-                content = pending.pop(0).result()
-                later = start + _PARALLEL_READS * BLOCK_BYTES
-                if later < size:
-                    pending.append(pool.submit(self.read_range, later, BLOCK_BYTES))
-                yield content
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:  # starts no thread before it is needed
+            pending: deque[Future[bytes]] = deque()
+            for start in range(BLOCK_BYTES, size, BLOCK_BYTES):
+                pending.append(pool.submit(self.read_range, start, BLOCK_BYTES))
+                if len(pending) > _PARALLEL_READS:
+                    yield pending.popleft().result()
+            for response in pending:
+                yield response.result()
 
     def write(self, data: bytes, mode: int = 0o666) -> None:
         self._put(data, "overwrite")
@@ -359,9 +351,8 @@ _making = threading.Lock()
 def open_client(bucket: str, options: StoreOptions) -> Any:
     """The client of a bucket, one for each process.
 
-    Raises:
-      RuntimeError: this process was forked from one with a client. A request would hang for ever.
-      ConfigError: the options or the credentials can't be used.
+    Raises RuntimeError in a process that was forked from one with a client, where a request would
+    hang for ever, and ConfigError if the options or the credentials cannot be used.
     """
     if _has_forked:
         raise RuntimeError(

@@ -41,20 +41,10 @@ class _RequestCache:
                 is_new = key not in self._responses
                 response = self._responses.setdefault(key, Future())
             if is_new:
-                return self._request(key, request, response)
+                break
             error = response.exception()
             if error is None or isinstance(error, Exception):
                 return response.result()  # type: ignore[no-any-return]  # as `request` returned it
-
-    def end(self) -> None:
-        """Waits for the requests that are under way. No further ones are made."""
-        with self._lock:
-            self._is_over = True
-        self.threads.shutdown(cancel_futures=True)
-
-    def _request(
-        self, key: Hashable, request: Callable[[], _Value], response: Future[Any]
-    ) -> _Value:
         try:
             found = request()
         except BaseException as error:
@@ -65,6 +55,12 @@ class _RequestCache:
             raise
         response.set_result(found)
         return found
+
+    def end(self) -> None:
+        """Waits for the requests that are under way. No further ones are made."""
+        with self._lock:
+            self._is_over = True
+        self.threads.shutdown(cancel_futures=True)
 
 
 _cache: contextvars.ContextVar[_RequestCache | None] = contextvars.ContextVar(

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import Checksums, read_blocks
@@ -34,27 +34,12 @@ from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, Entry, StorePath
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclasses.dataclass(frozen=True)
 class LocalPath(StorePath):
-    """A file or folder below a `folder`. See `StorePath` for the methods."""
-
-    folder: Path
-    key: str = ""
+    """A file or folder below a folder."""
 
     @property
-    def root_uri(self) -> str:
-        return str(self.folder)
-
-    @property
-    def options(self) -> None:
-        return None
-
-    @property
-    def local(self) -> Path:
-        return self.folder / self.key
-
-    def _replace_key(self, key: str) -> Self:
-        return dataclasses.replace(self, key=key)
+    def _folder(self) -> Path:
+        return Path(self.root_uri)
 
     def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         with self.open(max_bytes) as file:
@@ -64,22 +49,22 @@ class LocalPath(StorePath):
         return content
 
     def open(self, max_bytes: int) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return open_below(self.folder, self.key, max_bytes)
+        return open_below(self._folder, self.key, max_bytes)
 
     def read_range(self, start: int, num_bytes: int) -> bytes:
-        with open_below(self.folder, self.key) as file:
+        with open_below(self._folder, self.key) as file:
             return os.pread(file.fileno(), num_bytes, start)
 
     def read_blocks(self) -> Iterator[bytes]:
-        with open_below(self.folder, self.key) as file:
+        with open_below(self._folder, self.key) as file:
             yield from read_blocks(file)
 
     def write(self, data: bytes, mode: int = 0o666) -> None:
-        with open_new_below(self.folder, self.key, mode) as file:
+        with open_new_below(self._folder, self.key, mode) as file:
             file.write(data)
 
     def create(self, data: bytes) -> None:
-        with open_new_below(self.folder, self.key, must_be_new=True) as file:
+        with open_new_below(self._folder, self.key, must_be_new=True) as file:
             file.write(data)
 
     def upload(self, file: Path) -> None:
@@ -87,10 +72,10 @@ class LocalPath(StorePath):
             writer.writelines(read_blocks(reader))
 
     def open_for_writing(self) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return open_new_below(self.folder, self.key)
+        return open_new_below(self._folder, self.key)
 
     def download(self, target: Path, num_bytes: int) -> Checksums:
-        with open_below(self.folder, self.key) as file:
+        with open_below(self._folder, self.key) as file:
             return write_blocks(read_blocks(file, num_bytes), target)
 
     def stat(self) -> Entry | None:
@@ -125,7 +110,7 @@ class LocalPath(StorePath):
         folder, _, name = parse_relative_path(self.key).rpartition("/")
         with (
             translate_write_errors(self.local),
-            open_or_make_folder(self.folder, folder) as parent,
+            open_or_make_folder(self._folder, folder) as parent,
         ):
             descriptor = os.open(name, _APPEND, 0o644, dir_fd=parent)
         return LocalLogWriter(self.local, os.fdopen(descriptor, "ab", buffering=0))
@@ -138,7 +123,7 @@ class LocalPath(StorePath):
 
     def read_log_end(self, num_bytes: int) -> tuple[int, bytes]:
         try:
-            with open_below(self.folder, self.key) as file:
+            with open_below(self._folder, self.key) as file:
                 start = max(0, os.fstat(file.fileno()).st_size - num_bytes)
                 return start, os.pread(file.fileno(), num_bytes, start)
         except FileNotFoundError:
@@ -149,12 +134,12 @@ class LocalPath(StorePath):
         """The descriptor of a folder; None if it is missing, a file, or reached through a link."""
         with contextlib.ExitStack() as stack:
             try:
-                descriptor = stack.enter_context(open_folder(self.folder, key))
+                descriptor = stack.enter_context(open_folder(self._folder, key))
             except (FileNotFoundError, NotADirectoryError, UnsafePath):
                 yield None
                 return
             except OSError as error:
-                raise _make_open_error(self.folder / key, error) from error
+                raise _make_open_error(self._folder / key, error) from error
             yield descriptor
 
     @contextlib.contextmanager

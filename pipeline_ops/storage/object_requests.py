@@ -55,6 +55,7 @@ _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioSto
 _DENIED = re.compile(
     "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
 )
+_DENIALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _outages: dict[str, tuple[float, float]] = {}
@@ -145,10 +146,10 @@ def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterat
 
 
 def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> Exception:
-    text = _shorten(error)
-    if _BUCKET_MISSING.search(str(error)):
+    message, text = str(error), _shorten(error)
+    if _BUCKET_MISSING.search(message):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
-    if _NO_LISTING.search(str(error)):
+    if _NO_LISTING.search(message):
         return ConfigError(
             f"{uri}: the web server does not list its files by WebDAV",
             "Turn WebDAV's PROPFIND on, or copy the files into a folder or a bucket.",
@@ -157,28 +158,24 @@ def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> E
         return _describe_invalid_key(error, uri)
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return FileExistsError(errno.EEXIST, "exists already", uri)
-    if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or (
-        not can_be_missing and _NOT_FOUND.search(str(error))
-    ):
-        if can_be_missing:
-            return FileNotFoundError(errno.ENOENT, "no such object", uri)
+    is_missing = isinstance(error, FileNotFoundError | exceptions.NotFoundError)
+    if is_missing and can_be_missing:
+        return FileNotFoundError(errno.ENOENT, "no such object", uri)
+    if is_missing or (not can_be_missing and _NOT_FOUND.search(message)):
         return ConfigError(
             f"{root}: the answer is 404: there is no such bucket, or no object store: {text}. "
             "Create the bucket, name another, or correct storage.endpoint."
         )
-    if isinstance(
-        error,
-        exceptions.PermissionDeniedError | exceptions.UnauthenticatedError | PermissionError,
-    ) or _DENIED.search(str(error)):
+    if isinstance(error, _DENIALS) or _DENIED.search(message):
         return ConfigError(
             f"{uri}: the store denies access: {text}. Check the credentials in the environment, or "
             "the connection that storage.connection names, and their rights to the bucket."
         )
-    if _FULL.search(str(error)):
+    if _FULL.search(message):
         return MachineError(f"{uri}: the bucket is full: {text}. Make room in it, then retry.")
     if isinstance(error, exceptions.UnknownConfigurationKeyError | ValueError):
         return ConfigError(f"{root}: {text}. Use a URI such as s3://bucket/folder.")
-    is_away = _AWAY.search(str(error)) and text != _CAUSES["invalidcertificate"]
+    is_away = _AWAY.search(message) and text != _CAUSES["invalidcertificate"]
     kind = StoreAway if is_away else MachineError
     return kind(f"{uri}: {text} ({root})", "Check that the store can be reached, then retry.")
 

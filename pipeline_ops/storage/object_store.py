@@ -65,21 +65,9 @@ _Response = TypeVar("_Response")
 
 @dataclasses.dataclass(frozen=True)
 class ObjectPath(StorePath):
-    """An object, or the objects below a prefix. See `StorePath` for the methods.
+    """An object below a root such as `s3://bucket/prefix`, or the objects below a prefix."""
 
-    The root's URI is such as `s3://bucket/prefix`.
-    """
-
-    root_uri: str = ""
     options: StoreOptions = StoreOptions()
-    key: str = ""
-
-    def _replace_key(self, key: str) -> Self:
-        return dataclasses.replace(self, key=key)
-
-    @property
-    def local(self) -> Path:
-        raise ValueError(f"{self} is not on this host's disk")
 
     @property
     def _bucket(self) -> str:

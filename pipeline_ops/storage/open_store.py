@@ -68,7 +68,7 @@ def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePat
     not one of a bucket.
     """
     if not is_remote(root):
-        return LocalPath(Path(os.path.abspath(str(root).removeprefix("file://"))))
+        return LocalPath(os.path.abspath(str(root).removeprefix("file://")))
     uri = str(root).rstrip("/")
     scheme, _, rest = uri.partition("://")
     if scheme not in SCHEMES or not rest or "::" in uri:

@@ -66,39 +66,26 @@ class LogWriter(Protocol):
         """Adds bytes to the end. Readers see all of them or none."""
 
 
+@dataclasses.dataclass(frozen=True)
 class StorePath(abc.ABC):
-    """A file or folder in a store. It need not exist.
+    """A file or folder in a store. It need not exist. `LocalPath` and `ObjectPath` are the kinds.
 
-    `LocalPath` and `ObjectPath` are the two kinds. `key` is the relative path below the root of the
-    store, as `parse_relative_path` accepts it. The root itself is the key "".
+    Attributes:
+      root_uri: the path or URI of the store's root, without a slash at the end.
+      options: how to reach its bucket. None for a place in a folder.
+      key: the relative path below the root, as `parse_relative_path` accepts it. "" for the root.
     """
 
-    key: str
-
-    @property
-    @abc.abstractmethod
-    def root_uri(self) -> str:
-        """The path or URI of the root, without a slash at the end."""
-
-    @property
-    @abc.abstractmethod
-    def options(self) -> StoreOptions | None:
-        """How to reach its bucket. None for a place in a folder."""
-
-    @property
-    @abc.abstractmethod
-    def local(self) -> Path:
-        """The path on this host. Raises ValueError for a place in a bucket."""
-
-    @abc.abstractmethod
-    def _replace_key(self, key: str) -> Self:
-        """Returns another place of the same store."""
+    root_uri: str
+    options: StoreOptions | None = None
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.root_uri}/{self.key}" if self.key else self.root_uri
 
     def __truediv__(self, name: str) -> Self:
-        return self._replace_key(f"{self.key}/{name}" if self.key else str(name))
+        key = f"{self.key}/{name}" if self.key else str(name)
+        return dataclasses.replace(self, key=key)
 
     @property
     def is_local(self) -> bool:
@@ -106,9 +93,16 @@ class StorePath(abc.ABC):
         return self.options is None
 
     @property
+    def local(self) -> Path:
+        """The path on this host. Raises ValueError for a place in a bucket."""
+        if not self.is_local:
+            raise ValueError(f"{self} is not on this host's disk")
+        return Path(self.root_uri, self.key)
+
+    @property
     def root(self) -> Self:
         """The root of its store."""
-        return self._replace_key("")
+        return dataclasses.replace(self, key="")
 
     @property
     def name(self) -> str:
@@ -119,7 +113,7 @@ class StorePath(abc.ABC):
         """The folder that holds it. Raises ValueError for the root, which is the limit."""
         if not self.key:
             raise ValueError(f"{self} is the root of its store")
-        return self._replace_key(self.key.rpartition("/")[0])
+        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> Self:
         return self.parent / name

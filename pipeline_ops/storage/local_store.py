@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, Entry, StorePath
 
+_IF_PRESENT = contextlib.suppress(FileNotFoundError)
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -79,32 +81,29 @@ class LocalPath(StorePath):
             return write_blocks(read_blocks(file, num_bytes), target)
 
     def stat(self) -> Entry | None:
-        with self._open_parent() as (parent, name), contextlib.suppress(FileNotFoundError):
-            if parent is not None:
-                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    return Entry(name, found.st_size, found.st_mtime)
+        with _IF_PRESENT, self._open_parent() as (parent, name):
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                return Entry(name, found.st_size, found.st_mtime)
         return None
 
     def list_folder(self) -> list[Entry]:
-        with self._open_folder(self.key) as folder:
-            return _list_folder(folder) if folder is not None else []
+        with _IF_PRESENT, self._open_folder(self.key) as folder:
+            return _list_folder(folder)
+        return []
 
     def walk(self) -> list[Entry]:
-        with self._open_folder(self.key) as folder:
-            found = _walk(folder, self.local, "") if folder is not None else ()
-            return sorted(found, key=lambda entry: entry.name)
+        with _IF_PRESENT, self._open_folder(self.key) as folder:
+            return sorted(_walk(folder, self.local), key=lambda entry: entry.name)
+        return []
 
     def remove(self) -> None:
-        with self._open_parent() as (parent, name), translate_write_errors(self.local):
-            if parent is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=parent)
+        with translate_write_errors(self.local), _IF_PRESENT, self._open_parent() as (parent, name):
+            os.unlink(name, dir_fd=parent)
 
     def remove_tree(self) -> None:
-        with self._open_parent() as (parent, name):
-            if parent is not None:
-                remove_by_rename(name, parent)
+        with _IF_PRESENT, self._open_parent() as (parent, name):
+            remove_by_rename(name, parent)
 
     def open_log(self) -> LocalLogWriter:
         folder, _, name = parse_relative_path(self.key).rpartition("/")
@@ -116,35 +115,31 @@ class LocalPath(StorePath):
         return LocalLogWriter(self.local, os.fdopen(descriptor, "ab", buffering=0))
 
     def read_log(self, offset: int, max_bytes: int) -> bytes:
-        try:
+        with _IF_PRESENT:
             return self.read_range(offset, max_bytes)
-        except FileNotFoundError:
-            return b""
+        return b""
 
     def read_log_end(self, num_bytes: int) -> tuple[int, bytes]:
-        try:
-            with open_below(self._folder, self.key) as file:
-                start = max(0, os.fstat(file.fileno()).st_size - num_bytes)
-                return start, os.pread(file.fileno(), num_bytes, start)
-        except FileNotFoundError:
-            return 0, b""
+        with _IF_PRESENT, open_below(self._folder, self.key) as file:
+            start = max(0, os.fstat(file.fileno()).st_size - num_bytes)
+            return start, os.pread(file.fileno(), num_bytes, start)
+        return 0, b""
 
     @contextlib.contextmanager
-    def _open_folder(self, key: str) -> Iterator[int | None]:
-        """The descriptor of a folder; None if it is missing, a file, or reached through a link."""
+    def _open_folder(self, key: str) -> Iterator[int]:
+        """Opens a folder. One that is a file, or behind a link, counts as missing."""
         with contextlib.ExitStack() as stack:
             try:
                 descriptor = stack.enter_context(open_folder(self._folder, key))
-            except (FileNotFoundError, NotADirectoryError, UnsafePath):
-                yield None
-                return
+            except (FileNotFoundError, NotADirectoryError, UnsafePath) as error:
+                raise FileNotFoundError(errno.ENOENT, "no such folder", str(self)) from error
             except OSError as error:
                 raise _make_open_error(self._folder / key, error) from error
             yield descriptor
 
     @contextlib.contextmanager
-    def _open_parent(self) -> Iterator[tuple[int | None, str]]:
-        """The descriptor of the folder that holds it, as of `_open_folder`, and its name there."""
+    def _open_parent(self) -> Iterator[tuple[int, str]]:
+        """Opens the folder that holds it. Its name there is the second value."""
         folder, _, name = parse_relative_path(self.key).rpartition("/")
         with self._open_folder(folder) as parent:
             yield parent, name
@@ -171,7 +166,7 @@ def _list_folder(folder: int) -> list[Entry]:
     entries = []
     with os.scandir(folder) as found:
         for entry in found:
-            with contextlib.suppress(FileNotFoundError):  # it was removed in the meantime
+            with _IF_PRESENT:  # it may have been removed in the meantime
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     entries.append(Entry(entry.name, 0, status.st_mtime, is_folder=True))
@@ -186,7 +181,7 @@ def _make_open_error(folder: Path, error: OSError) -> MachineError:
     )
 
 
-def _walk(folder: int, path: Path, prefix: str) -> Iterator[Entry]:
+def _walk(folder: int, path: Path, prefix: str = "") -> Iterator[Entry]:
     for entry in _list_folder(folder):
         name = prefix + entry.name
         if not entry.is_folder:
@@ -197,8 +192,8 @@ def _walk(folder: int, path: Path, prefix: str) -> Iterator[Entry]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise _make_open_error(path / entry.name, error) from error
+            raise _make_open_error(path / name, error) from error
         try:
-            yield from _walk(child, path / entry.name, f"{name}/")
+            yield from _walk(child, path, f"{name}/")
         finally:
             os.close(child)

@@ -142,10 +142,9 @@ class StorePath(abc.ABC):
     def create(self, data: bytes) -> None:
         """Writes a new file. Of several writers at the same time, one succeeds.
 
-        Raises:
-          FileExistsError: there is such a file with another content. If the content is the same,
-            the file may be this call's own, whose answer was lost. Writers that must know who was
-            first therefore write different contents.
+        Raises FileExistsError if there is such a file with another content. If the content is the
+        same, the file may be this call's own, whose response was lost. Writers that must know who
+        was first therefore write different contents.
         """
 
     @abc.abstractmethod

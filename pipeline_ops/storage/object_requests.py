@@ -51,6 +51,8 @@ _NO_LISTING = re.compile("PROPFIND.*status code: (405|501)", re.DOTALL)
 """The answer of a web server without WebDAV."""
 _AWAY = re.compile(r"HTTP error|status code: (408|429|500|502|503|504)\b")
 """No answer, or one of a store that cannot work now."""
+_UPLOAD_ENDED = "NoSuchUpload"
+"""The response if the last request of an upload is repeated, or the parts are gone."""
 _FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
 _DENIED = re.compile(
     "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
@@ -147,6 +149,8 @@ def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterat
 
 def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> Exception:
     message, text = str(error), _shorten(error)
+    if _UPLOAD_ENDED in message:
+        return StoreAway(f"{uri}: the store has ended the upload")
     if _BUCKET_MISSING.search(message):
         return ConfigError(f"{root}: there is no such bucket: {text}. Create it, or name another.")
     if _NO_LISTING.search(message):

@@ -44,7 +44,6 @@ from pipeline_ops.storage.store_path import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
     Entry,
-    StoreAway,
     StorePath,
     count_usage,
 )
@@ -56,8 +55,6 @@ SEGMENT_BYTES = 1 << 18
 """The size beyond which a segment of a file that grows is full."""
 _SEGMENT_DIGITS = 16
 _PARALLEL_READS = 4
-_UPLOAD_MISSING = "NoSuchUpload"
-"""The answer if the last request of an upload is repeated, or the parts are gone."""
 _CONNECTION_SECONDS = 900.0
 """The time after which a connection is read again, because its credentials may have changed."""
 _Response = TypeVar("_Response")
@@ -155,15 +152,9 @@ class ObjectPath(StorePath):
         try:
             self._put(data, "create")
         except FileExistsError:
-            if not self._has_content(data):
+            # It may be this put's own, whose response was lost.
+            if not self._has_content(io.BytesIO(data)):
                 raise
-            # It is this put's own, whose answer was lost.
-
-    def _has_content(self, data: bytes) -> bool:
-        try:
-            return self.read(len(data)) == data
-        except (FileNotFoundError, UnsafePath):
-            return False
 
     def _put(self, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         def put() -> None:
@@ -174,26 +165,21 @@ class ObjectPath(StorePath):
 
     def upload(self, file: Path) -> None:
         num_bytes = file.stat().st_size
-
-        def put() -> None:
-            try:
-                obstore.put(self._client, self._object, file, max_concurrency=4)
-            except (obstore.exceptions.BaseError, OSError) as error:
-                if _UPLOAD_MISSING not in str(error):
-                    raise
-                raise StoreAway(f"{self}: the store has ended the upload") from error
-
         try:
-            self._ask(put, can_be_missing=False)
-        except MachineError as error:  # the answer may be lost
-            if not self._has_file(file):
-                raise MachineError(f"{self} was not uploaded: {error}") from error
+            self._ask(
+                lambda: obstore.put(self._client, self._object, file, max_concurrency=4),
+                can_be_missing=False,
+            )
+        except MachineError as error:  # the response may be lost
+            with open(file, "rb") as opened:
+                if not self._has_content(opened):
+                    raise MachineError(f"{self} was not uploaded: {error}") from error
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
 
-    def _has_file(self, file: Path) -> bool:
-        with open(file, "rb") as opened, contextlib.suppress(FileNotFoundError):
+    def _has_content(self, file: IO[bytes]) -> bool:
+        with contextlib.suppress(FileNotFoundError):
             blocks = self.read_blocks()
-            return all(opened.read(len(each)) == each for each in blocks) and not opened.read(1)
+            return all(file.read(len(each)) == each for each in blocks) and not file.read(1)
         return False
 
     @contextlib.contextmanager

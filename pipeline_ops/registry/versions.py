@@ -153,10 +153,13 @@ def read_manifests(versions: Sequence[Version]) -> list[Manifest | DataError]:
 def fetch_version(entry: Input) -> Input:
     """Returns a version among a job's inputs with the URI of a local copy if it is in a bucket.
 
-    Raises DataError if it is gone or damaged there.
+    Other weights, such as a file that `train.warm_start` names, are local. Raises DataError if the
+    version is gone or damaged in the bucket.
     """
-    folder = _fetch_folder(open_path(entry.uri).parent)
-    return entry.model_copy(update={"uri": str(folder / NAME)})
+    manifest = open_path(entry.uri)
+    if manifest.is_local:
+        return entry
+    return entry.model_copy(update={"uri": str(_fetch_folder(manifest.parent) / NAME)})
 
 
 @contextlib.contextmanager

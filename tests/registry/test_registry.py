@@ -12,11 +12,11 @@ import pytest
 from manifests import make_manifest
 from publishers import publish
 
-from pipeline_ops.artifacts.manifest import NAME, list_files, write_manifest
+from pipeline_ops.artifacts.manifest import NAME, Input, list_files, write_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import move
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.versions import list_numbers
+from pipeline_ops.registry.versions import fetch_version, list_numbers
 
 
 def moves(registry: Registry) -> list[int]:
@@ -295,3 +295,10 @@ def test_a_folder_that_nobody_published_is_never_retired(folder, caplog):
         folder.location / "5"
     ).is_symlink()
     assert f"{folder.location}/4 is not a folder that this program made" in caplog.text
+
+
+def test_weights_that_are_no_version_are_read_where_they_are(tmp_path):
+    """`train.warm_start` may name a file, or the folder of a SavedModel."""
+    for name in ("start.npz", "model"):
+        weights = Input(uri=str(tmp_path / name), digest="a")
+        assert fetch_version(weights) == weights

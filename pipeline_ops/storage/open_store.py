@@ -81,11 +81,10 @@ def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePat
 
 def open_path(uri: str | Path, options: StoreOptions | None = None) -> StorePath:
     """A file or folder by its path or URI, like `open_root`. Its folder is its store's root."""
-    if is_remote(uri):
-        folder, _, name = str(uri).rstrip("/").rpartition("/")
-        return open_root(folder, options) / name
-    path = Path(os.path.abspath(str(uri).removeprefix("file://")))
-    return open_root(path.parent) / path.name
+    if not is_remote(uri):
+        uri = os.path.abspath(str(uri).removeprefix("file://"))
+    folder, _, name = str(uri).rstrip("/").rpartition("/")
+    return open_root(folder or "/", options) / name
 
 
 def open_near(root: StorePath, uri: str) -> StorePath:

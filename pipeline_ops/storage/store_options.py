@@ -123,9 +123,9 @@ class StoreOptions(BaseModel):
 
     def make_arguments(self, root: str) -> dict[str, Any]:
         """The arguments of obstore's clients. Raises ConfigError for an unreadable CA file."""
-        scheme, credentials = root.partition("://")[0], self.read_credentials(root)
+        scheme, config = root.partition("://")[0], self.read_credentials(root)
         names = _ENDPOINT_VARIABLES.get(scheme, ())
-        named = next((credentials.pop(name) for name in names if name in credentials), None)
+        named = next((config.pop(name) for name in names if name in config), None)
         endpoint = self.endpoint or named or self.find_endpoint(root)
         client: dict[str, Any] = {
             "timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
@@ -144,8 +144,9 @@ class StoreOptions(BaseModel):
                 ) from None
         arguments = {"client_options": client, "retry_config": _RETRIES}
         if scheme in SCHEMES:
-            named_endpoint = {_ENDPOINT_KEYS[scheme]: endpoint} if endpoint else {}
-            arguments["config"] = credentials | named_endpoint
+            if endpoint:
+                config[_ENDPOINT_KEYS[scheme]] = endpoint
+            arguments["config"] = config
         return arguments
 
 

@@ -20,12 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.storage.checksums import (
-    Checksums,
-    compute_checksums,
-    compute_digest,
-    map_in_threads,
-)
+from pipeline_ops.storage.checksums import Checksums, compute_checksums, compute_digest
 from pipeline_ops.storage.local_files import (
     RelativePath,
     UnsafePath,
@@ -35,6 +30,7 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import describe_validation_error
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
 NAME = "manifest.json"
@@ -184,7 +180,7 @@ def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[Man
     )
     if missing := known.keys() - {*paths}:
         raise MachineError(f"{folder / min(missing)} was removed after it was written. Retry.")
-    return map_in_threads(describe, (path for path in paths if path != NAME))
+    return map_requests(describe, (path for path in paths if path != NAME))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -306,7 +302,7 @@ def find_damage(path: Path | StorePath, manifest: Manifest, checksums: bool = Fa
             ) from error
         return None
 
-    found = map_in_threads(describe, manifest.files) if checksums else map(describe, manifest.files)
+    found = map_requests(describe, manifest.files) if checksums else map(describe, manifest.files)
     return [problem for problem in found if problem]
 
 

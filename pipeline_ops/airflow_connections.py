@@ -5,12 +5,9 @@ These are tasks, the triggerer, the API server and the terminal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipeline_ops.storage.store_options import set_connection_reader
-
-if TYPE_CHECKING:
-    from pipeline_ops.storage.store_options import Connection
 
 
 def use_airflow_connections() -> None:
@@ -18,8 +15,7 @@ def use_airflow_connections() -> None:
     set_connection_reader(_read_connection)
 
 
-def _read_connection(connection_id: str) -> Connection:
+def _read_connection(connection_id: str) -> Any:
     from airflow.sdk import Connection  # here, because the terminal needs it rarely
 
-    found: Connection = Connection.get(connection_id)
-    return found
+    return Connection.get(connection_id)

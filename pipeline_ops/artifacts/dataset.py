@@ -1,12 +1,11 @@
-"""The only module that makes and parses shard names and knows a data set's manifest.
+"""The files of a data set, their names and formats, and the figures of its manifest.
 
-A data set's artifact holds `train-00000-of-00008.tfrecord` and so on for each split. It also holds
-`quarantine.jsonl` with the rejected records, quarantine files with their bytes, an index of its
-records, its statistics, its schema, a page that shows all of this, and the figures below. Records
-that came after the first generation are in shards that name theirs, such as
-`train-g0002-00000-of-00003.tfrecord`. Shards and quarantine files of earlier generations lie in the
-artifacts that they were made for. A record that was removed later remains in its shard, and every
-reader skips it.
+No other module makes or parses shard names. The artifact holds `train-00000-of-00008.tfrecord` and
+so on for each split, `quarantine.jsonl` with the rejected records, quarantine files with their
+bytes, an index of the records, statistics, a schema, and a page that shows all of this. Shards of a
+later generation name it: `train-g0002-00000-of-00003.tfrecord`. Shards and quarantine files of
+earlier generations lie in the artifacts that they were made for. A record that was removed later
+remains in its shard, and every reader skips it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
 """One line per rejected record: {"key", "stage", "reason", "detail", "file"}.
 
-`file` is the quarantine file with its bytes. Lines without bytes of their own have none: removed
-copies of images, boxes, and records whose file is missing.
+`file` is the quarantine file with its bytes. Removed copies of images, boxes, and records whose
+file is missing have none.
 """
-
 INDEX = "index.jsonl.gz"
 """One JSON list per record of the source, an IndexEntry, sorted by key.
 
@@ -45,22 +43,19 @@ The next generation identifies new records by it (`beam_jobs/planning/generation
 """
 _INDEX_COMPRESSION = 1  # a line is mostly digests, which do not compress at any level
 RECORD_LENGTHS = "record_lengths.bin"
-"""The lengths of all records, from which the offset of each follows.
+"""The lengths of all records. They give the offset of each, so that training can read single
+records of a shard in a store.
 
-Training can therefore read single records of a data set in a store, without reading its shards
-first. A line of JSON counts the records of each shard, by path. The lengths follow in this order,
-as little-endian uint32. Shards that were taken over from a data set without such a file are absent.
+A line of JSON counts the records of each shard, by path. The lengths follow in this order, as
+little-endian uint32. Shards that were taken over from a data set without such a file are absent.
 """
 _LENGTH_TYPE = "I"  # little-endian on every machine that TensorFlow supports
-
 CLASS_WEIGHTS = "class_weights.json"
 """The class weights, if `preprocess.balance` asks for them: a float for each class name.
 
-A loss that uses them counts all classes alike. They are a file and not a figure, so that the data
-set's digest covers them. They are per class and not per example, so that new examples change no old
-shard.
+A loss that uses them counts all classes alike. They are a file, so that the data set's digest
+covers them, and per class, so that new examples change no old shard.
 """
-
 _GENERATION = re.compile(r"-g(\d{4,})-\d{5}-of-\d{5}\.tfrecord$")
 
 # The features of one tf.train.Example. All:
@@ -93,18 +88,16 @@ def parse_generation(shard: str) -> int:
 
 
 QUARANTINE_PREFIX = "quarantine-"
-"""The first characters of a quarantine file. The name of its shard follows.
+"""The prefix of quarantine files. The name of the shard follows.
 
-It holds tf.train.Examples with the features below. A file of an earlier generation may also hold
+They hold tf.train.Examples with the features below. A file of an earlier generation may also hold
 records that are no longer in QUARANTINE.
 """
 QUARANTINE_KEY = "quarantine/key"  # bytes, UTF-8
 QUARANTINE_STAGE = "quarantine/stage"
 QUARANTINE_REASON = "quarantine/reason"
 QUARANTINE_DETAIL = "quarantine/detail"
-QUARANTINE_SOURCE = (
-    "quarantine/source"  # bytes, UTF-8: the path of the file below the source's folder
-)
+QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: path of the file below the source's folder
 QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
 QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
 STATISTICS = "statistics.json"
@@ -132,7 +125,7 @@ class DatasetFigures(BaseModel):
 
     `image_shape` is (height, width, channels) if all images have it. `labels` counts by split and
     class name: examples for classification, boxes for detection. All counts cover the examples that
-    a reader gets. A file's `num_examples` in the manifest also counts its removed examples.
+    a reader gets, while a file's `num_examples` in the manifest includes its removed examples.
     `removed` holds positions in ascending order, by shard.
     """
 
@@ -162,24 +155,14 @@ def to_grey(color: Sequence[int]) -> int:
 
 def list_shards(manifest: Manifest, split: str) -> list[ManifestFile]:
     """The shards of a split, in order."""
-    return [
-        file
-        for file in manifest.files
-        if file.path.startswith(f"{split}-") and file.path.endswith(".tfrecord")
-    ]
+    files = (file for file in manifest.files if file.path.endswith(".tfrecord"))
+    return [file for file in files if file.path.startswith(f"{split}-")]
 
 
 def compute_split_digest(manifest: Manifest, split: str) -> str:
-    """32 hex digits over the examples that a reader of this split gets.
-
-    They cover the contents of its shards and the positions that are removed from them.
-    """
-    return compute_digest(
-        [
-            [file.identity for file in list_shards(manifest, split)],
-            list_removed_positions(manifest, split),
-        ]
-    )
+    """32 hex digits over the shards of a split and the positions that are removed from them."""
+    identities = [file.identity for file in list_shards(manifest, split)]
+    return compute_digest([identities, list_removed_positions(manifest, split)])
 
 
 def list_shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
@@ -224,10 +207,8 @@ class IndexEntry(NamedTuple):
 
 def write_index(file: Path, entries: Iterable[IndexEntry]) -> None:
     """Writes the index. Equal entries give equal bytes in any order."""
-    lines = "".join(
-        json.dumps(entry, separators=(",", ":")) + "\n"
-        for entry in sorted(entries, key=lambda entry: entry.key)
-    )
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in ordered)
     write_atomically(file, gzip.compress(lines.encode(), _INDEX_COMPRESSION, mtime=0))
 
 

@@ -19,7 +19,7 @@
 <root>/checked/                     models that were built on one batch and can be trained
                                     (`jobs/model_check.py`)
 <root>/listings/                    digests of raw files, so that only changed ones are read
-<root>/gc/                          what `trainyard gc` will remove, and its lock (`retention/`)
+<root>/gc/                          the lock of `trainyard gc`, and the time of the store
 """
 
 from __future__ import annotations
@@ -38,20 +38,10 @@ from pipeline_ops.storage.store_path import StorePath
 
 REQUEST = "request.json"
 _ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _ARTIFACT_URI = re.compile(
     rf"(?:(?:.*[^/])?/)?artifacts/([a-z0-9][a-z0-9_-]{{0,62}})/([a-z]+)/([0-9a-f]{{32}})/{re.escape(NAME)}"
 )
 _WORKER_PROGRESS = re.compile(r"(chief|worker|ps)-[0-9]{1,6}\.jsonl")
-
-
-def _to_folder_name(run_id: str) -> str:
-    """Turns a run id, which holds `:` and `+` and may be chosen by a user, into a folder name.
-
-    Safe characters stay. The rest is percent-encoded.
-    """
-    name = quote(run_id, safe="+:@=,")
-    return re.sub(r"^\.", "%2E", name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +62,22 @@ class Layout:
 
     def check_manifest(self, job: str, uri: str) -> StorePath:
         """Checks a URI from outside. Raises DataError if it is not of an artifact of this job."""
-        fingerprint = uri.rpartition(f"/{NAME}")[0].rpartition("/")[2]
-        manifest = self.manifest(job, fingerprint)
-        if not _FINGERPRINT.fullmatch(fingerprint) or uri != str(manifest):
-            raise DataError(
-                f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} "
-                f"below {self.root}. Clear the task that has left it, and it runs again."
-            )
-        return manifest
+        place = parse_artifact_uri(uri)
+        if place and uri == str(manifest := self.manifest(job, place[2])):
+            return manifest
+        raise DataError(
+            f"{uri[:300]!r} is not a manifest of the job {job} of the pipeline {self.pipeline} "
+            f"below {self.root}. Clear the task that has left it, and it runs again."
+        )
 
     def locate(self, file: StorePath) -> StorePath:
         """The same file as one below the storage root, so that no folder on the way is a link."""
         return self.root / str(file).removeprefix(f"{self.root}/")
 
     def run_folder(self, run_id: str) -> StorePath:
-        return self.root / "runs" / self.pipeline / _to_folder_name(run_id)
+        """The folder of a run. Users may choose run ids, so unsafe characters are encoded."""
+        name = re.sub(r"^\.", "%2E", quote(run_id, safe="+:@=,"))
+        return self.root / "runs" / self.pipeline / name
 
     def task_record(self, run_id: str, task: str) -> StorePath:
         return self.run_folder(run_id) / f"{task}.json"

@@ -9,24 +9,18 @@ are opened without following links.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.storage.checksums import (
-    Checksums,
-    compute_checksums,
-    compute_digest,
-    map_in_threads,
-)
+from pipeline_ops.storage.checksums import Checksums, compute_checksums, compute_digest
 from pipeline_ops.storage.local_files import (
     RelativePath,
     UnsafePath,
@@ -36,6 +30,7 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import describe_validation_error
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
 NAME = "manifest.json"
@@ -81,6 +76,10 @@ class ManifestFile(BaseModel):
         """The fields that digests cover: all but the location."""
         return self.model_dump(exclude={"stored_at"})
 
+    def find_place(self, artifact: str) -> str:
+        """The location, relative to the folder of the job, of a file that an artifact lists."""
+        return self.stored_at or f"{artifact}/{self.path}"
+
     def locate(self, folder: Path) -> Path:
         """The path of the file of an artifact in a folder."""
         return folder.parent / self.stored_at if self.stored_at else folder / self.path
@@ -91,8 +90,8 @@ class ManifestFile(BaseModel):
         `folder` is that of the artifact of this entry. A reference names the artifact that really
         holds the file, and never another reference.
         """
-        stored_at = self.stored_at or f"{folder.name}/{self.path}"
-        return ManifestFile.model_validate(self.identity | {"stored_at": stored_at})
+        place = self.find_place(folder.name)
+        return ManifestFile.model_validate(self.identity | {"stored_at": place})
 
     def has_content(self, found: Checksums) -> bool:
         """Compares the size and the best checksum that the manifest has."""
@@ -155,12 +154,6 @@ class Manifest(BaseModel):
         return {file.path: file for file in self.files}[path]
 
 
-def iterate_references(manifest: Manifest) -> Iterator[str]:
-    """Yields the fingerprints of the other artifacts of the job that hold files of this one."""
-    holders = {file.stored_at.split("/")[0] for file in manifest.files if file.stored_at}
-    yield from sorted(holders - {manifest.fingerprint_digest})
-
-
 def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[ManifestFile]:
     """Lists every file below a folder except the manifest, sorted by path, with size and checksums.
 
@@ -187,7 +180,7 @@ def list_files(folder: Path, described: Iterable[ManifestFile] = ()) -> list[Man
     )
     if missing := known.keys() - {*paths}:
         raise MachineError(f"{folder / min(missing)} was removed after it was written. Retry.")
-    return map_in_threads(describe, (path for path in paths if path != NAME))
+    return map_requests(describe, (path for path in paths if path != NAME))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -225,7 +218,7 @@ def parse_manifest(content: bytes, uri: str | Path) -> Manifest:
 def locate_file(manifest: StorePath, file: ManifestFile) -> StorePath:
     """The place of a file of an artifact, by the path of the artifact's manifest."""
     folder, name, _ = str(manifest).rsplit("/", 2)
-    return open_root(folder, manifest.options) / (file.stored_at or f"{name}/{file.path}")
+    return open_root(folder, manifest.options) / file.find_place(name)
 
 
 def fetch_file(
@@ -281,23 +274,52 @@ def find_damage(path: Path | StorePath, manifest: Manifest, checksums: bool = Fa
     """The problems of an artifact's files: missing, a link, wrong size or wrong checksum.
 
     `path` is that of its manifest. In a bucket no checksums are computed, because each file is
-    compared with its manifest when it is fetched.
+    compared with its manifest when it is fetched. Raises MachineError for a file that a folder has
+    and that cannot be read.
     """
     if isinstance(path, StorePath) and not path.is_local:
         return _find_remote_damage(path.parent, manifest)
     folder = Path(str(path)).parent
 
     def describe(file: ManifestFile) -> str | None:
+        name = str(file.locate(folder))
+        if file.stored_at:
+            name += f" (referenced by {folder / NAME})"
+        root, place = (folder.parent, file.stored_at) if file.stored_at else (folder, file.path)
         try:
-            with open_listed(folder, file) as opened:
+            with open_below(root, place) as opened:
+                if (num_bytes := os.fstat(opened.fileno()).st_size) != file.num_bytes:
+                    return f"{name} has {num_bytes} bytes, but {file.num_bytes} in the manifest"
                 if checksums and not file.has_content(compute_checksums(opened)):
-                    return f"{_describe(folder, file)} has another checksum than in the manifest"
+                    return f"{name} has another checksum than in the manifest"
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{name} is missing"
         except DataError as error:
             return str(error)
+        except OSError as error:
+            raise MachineError(
+                f"{name} cannot be read: {error.strerror}. Repair the disk, then retry."
+            ) from error
         return None
 
-    found = map_in_threads(describe, manifest.files) if checksums else map(describe, manifest.files)
+    found = map_requests(describe, manifest.files) if checksums else map(describe, manifest.files)
     return [problem for problem in found if problem]
+
+
+def _find_remote_damage(folder: StorePath, manifest: Manifest) -> list[str]:
+    """The missing files and the wrong sizes of an artifact in a bucket, from listings alone."""
+    artifacts = open_root(str(folder).rpartition("/")[0], folder.options)
+    listed = [(file.find_place(folder.name), file.num_bytes) for file in manifest.files]
+    found = dict[str, int]()
+    for name in {place.partition("/")[0] for place, _ in listed}:
+        found |= {f"{name}/{each.name}": each.num_bytes for each in (artifacts / name).walk()}
+    return [
+        f"{artifacts / place} has {found[place]} bytes, but {num_bytes} in the manifest"
+        if place in found
+        else f"{artifacts / place} is missing"
+        for place, num_bytes in listed
+        if found.get(place) != num_bytes
+    ]
 
 
 def has_damage(manifest: StorePath) -> bool:
@@ -310,26 +332,6 @@ def has_damage(manifest: StorePath) -> bool:
         return True
 
 
-def _find_remote_damage(folder: StorePath, manifest: Manifest) -> list[str]:
-    """The missing files and the wrong sizes of an artifact in a bucket, from listings alone."""
-    artifacts = open_root(str(folder).rpartition("/")[0], folder.options)
-    found = dict[str, int]()
-    places = {file.stored_at or f"{folder.name}/{file.path}" for file in manifest.files}
-    for name in {place.partition("/")[0] for place in places}:
-        found |= {f"{name}/{each.name}": each.num_bytes for each in (artifacts / name).walk()}
-    problems = []
-    for file in manifest.files:
-        place = file.stored_at or f"{folder.name}/{file.path}"
-        if place not in found:
-            problems.append(f"{artifacts / place} is missing")
-        elif found[place] != file.num_bytes:
-            problems.append(
-                f"{artifacts / place} has {found[place]} bytes, but {file.num_bytes} in the "
-                "manifest"
-            )
-    return problems
-
-
 def withdraw_artifact(folder: StorePath) -> None:
     """Removes the manifest of a damaged artifact.
 
@@ -339,35 +341,3 @@ def withdraw_artifact(folder: StorePath) -> None:
         withdraw_folder(folder.local, NAME)
     else:
         (folder / NAME).remove()
-
-
-@contextlib.contextmanager
-def open_listed(folder: Path, file: ManifestFile) -> Iterator[IO[bytes]]:
-    """Opens one file of an artifact in a folder without following links.
-
-    A referenced file is opened below the folder that holds the artifacts of the job. Raises
-    DataError if the file is missing, a link, or differs in size from the manifest, and MachineError
-    if it cannot be read.
-    """
-    root, path = (folder.parent, file.stored_at) if file.stored_at else (folder, file.path)
-    name = _describe(folder, file)
-    try:
-        with open_below(root, path) as opened:
-            num_bytes = os.fstat(opened.fileno()).st_size
-            if num_bytes != file.num_bytes:
-                raise DataError(
-                    f"{name} has {num_bytes} bytes, but {file.num_bytes} in the manifest"
-                )
-            yield opened
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{name} is missing") from None
-    except OSError as error:
-        raise MachineError(
-            f"{name} cannot be read: {error.strerror}. Repair the disk, then retry."
-        ) from error
-
-
-def _describe(folder: Path, file: ManifestFile) -> str:
-    """The path of a file for messages. For a reference, the manifest that lists it is added."""
-    path = file.locate(folder)
-    return f"{path} (referenced by {folder / NAME})" if file.stored_at else str(path)

@@ -91,9 +91,8 @@ class Epoch(Figures):
     """Figures over all workers at the end of an epoch.
 
     Epochs count from 0. `step` counts optimizer steps since the start. `metrics` has `loss` and the
-    other metrics of the task over the epoch's training batches, and the same metrics of the
-    validation split under names that begin with `validation_`. `learning_rate` is that of the
-    epoch's last step.
+    other metrics of the task over the epoch's training batches, and `validation_loss` and so on
+    over the validation split. `learning_rate` is the one of the last step.
     """
 
     epoch: int
@@ -105,9 +104,8 @@ class Epoch(Figures):
 class TrainingFigures(Figures):
     """The figures of a training.
 
-    `weights_digest` is over the challenger's weights. `worker_weights_digests` are over each
-    worker's final weights. The challenger has the weights of `best_epoch`. It is -1 if no epoch was
-    completed.
+    `weights_digest` covers the challenger's weights, and `worker_weights_digests` each worker's
+    final ones. The challenger is from `best_epoch`, which is -1 if no epoch was completed.
     """
 
     strategy: str
@@ -186,8 +184,8 @@ class ModelEvaluation(Figures):
     """One model on the test split.
 
     `confusion[i][j]` counts examples of class i predicted as class j. `intervals` hold 95 % of the
-    bootstrap's draws, for metrics that are computed from counts. `measures` are those of the model
-    as it is served.
+    bootstrap's draws, for metrics that are computed from counts. `measures` describe the served
+    model.
     """
 
     metrics: dict[str, float]
@@ -215,7 +213,7 @@ class EvaluationFigures(Figures):
 
     `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
     drift of the data, None without a reference. `baseline` has the metrics of a model that has not
-    looked at the images. `overfitting` describes that of the training, "" without any.
+    looked at the images. `overfitting` is a sentence about the training, or "".
     """
 
     num_examples: int
@@ -249,10 +247,10 @@ class FormatFigures(Figures):
     `path` is below the version's folder, "" for the SavedModel itself. `max_difference` is the
     largest difference of a probability, and `top1_agreement` the share of equal answers, over
     `num_checked` real test images. Both compare with the model in memory at training. For a
-    detector, `top1_agreement` is the share of images with the same boxes, and `max_difference` that
-    of a score or an edge. If not all images have to agree, `max_difference` covers only those that
-    do. `latency_seconds` is the median for one image (of the SavedModel, from encoded bytes).
-    `seconds` is the time of the conversion.
+    detector, they are about scores and edges, and about images with the same boxes. If not all
+    images have to agree, `max_difference` covers only those that do. `latency_seconds` is the
+    median for one image (of the SavedModel, from encoded bytes), `seconds` the time of the
+    conversion.
     """
 
     name: str
@@ -270,10 +268,9 @@ class FormatFigures(Figures):
 class ModelFigures(Figures):
     """The figures of a published version, and of the export that published it.
 
-    `contents` is a digest over the config of the version's other contents besides the model.
+    `contents` is a digest over the config of the version's contents besides the model.
     `compared_with` is the champion's version at evaluation. `max_difference` is the largest
-    difference of a probability between the published model and the trained one over `num_checked`
-    real test images.
+    difference of a probability between published and trained model over `num_checked` test images.
     """
 
     name: str

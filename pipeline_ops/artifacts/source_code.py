@@ -8,7 +8,6 @@ those modules itself.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import hashlib
 import os
@@ -25,14 +24,6 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
 _TEMPLATES = (".html", ".css", ".js")
 _SUFFIXES = (".py", *_TEMPLATES)
-_CATALOGUE = "CATALOGUE"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    digest: str
-    imports: tuple[str, ...]
-    """Dotted names of modules, and of names in modules."""
 
 
 def digest_sources(
@@ -70,10 +61,9 @@ def digest_sources(
             relative = file.relative_to(root).as_posix()
             if relative not in found:
                 modified = file.stat().st_mtime_ns
-                has_catalogue = _has_catalogue(file, modified)
-                source = _read(file, relative, modified, chosen if has_catalogue else frozenset())
-                found[relative] = source.digest
-                waiting += source.imports
+                entries = chosen if _has_catalogue(file, modified) else frozenset[str]()
+                found[relative], imports = _read(file, relative, modified, entries)
+                waiting += imports
     folders = {(root / name).parent for name in found}
     templates = [f for folder in folders for f in folder.iterdir() if f.suffix in _TEMPLATES]
     found |= {f.relative_to(root).as_posix(): _hash(f.read_bytes()) for f in templates}
@@ -115,17 +105,23 @@ def _find_files(root: Path, module: str) -> list[Path]:
 @functools.lru_cache(maxsize=1024)
 def _has_catalogue(file: Path, _modified_ns: int) -> bool:
     """Returns whether the file may have a catalogue, so that its digest depends on what is used."""
-    return _CATALOGUE.encode() in file.read_bytes()
+    return b"CATALOGUE" in file.read_bytes()
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(file: Path, path: str, _modified_ns: int, used: frozenset[str]) -> _Source:
+def _read(
+    file: Path, path: str, _modified_ns: int, used: frozenset[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the digest, and the dotted names of imported modules and of names in modules."""
     tree = parse_python(file)
     _drop_unused(tree, used)
     package = path.split("/")[:-1]
     imports = tuple(dict.fromkeys(_imports(tree, package)))
-    _drop_docstrings(tree)
-    return _Source(_hash(ast.dump(tree).encode()), imports)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_docstring(statement)]
+    return _hash(ast.dump(tree).encode()), imports
 
 
 def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:
@@ -148,34 +144,22 @@ def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:
 
 def _drop_unused(tree: ast.Module, used: frozenset[str]) -> None:
     """Removes the catalogue's entries that are not in use, and their imports."""
-    catalogue = next((d for d in map(_as_catalogue, tree.body) if d is not None), None)
-    if catalogue is None:
-        return
-    entries = list(zip(catalogue.keys, catalogue.values, strict=True))
-    names = {key.value for key, _ in entries if isinstance(key, ast.Constant)}
-    unused = names - used
-    kept = [(k, v) for k, v in entries if not (isinstance(k, ast.Constant) and k.value in unused)]
-    catalogue.keys, catalogue.values = [k for k, _ in kept], [v for _, v in kept]
+    unused = set[str]()
+    for node in tree.body:
+        match node:
+            case (
+                ast.AnnAssign(target=ast.Name(id="CATALOGUE"), value=ast.Dict() as catalogue)
+                | ast.Assign(targets=[ast.Name(id="CATALOGUE")], value=ast.Dict() as catalogue)
+            ):
+                names = [getattr(key, "value", None) for key in catalogue.keys]
+                unused = {name for name in names if isinstance(name, str)} - used
+                kept = [place for place, name in enumerate(names) if name not in unused]
+                catalogue.keys = [catalogue.keys[place] for place in kept]
+                catalogue.values = [catalogue.values[place] for place in kept]
+                break
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             node.names = [alias for alias in node.names if alias.name not in unused]
-
-
-def _as_catalogue(node: ast.stmt) -> ast.Dict | None:
-    match node:
-        case (
-            ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value)
-            | ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value)
-        ) if name == _CATALOGUE:
-            return value
-    return None
-
-
-def _drop_docstrings(tree: ast.Module) -> None:
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            body[:] = [statement for statement in body if not _is_docstring(statement)]
 
 
 def _is_docstring(node: ast.stmt) -> bool:

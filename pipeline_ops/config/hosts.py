@@ -520,7 +520,8 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         known = sorted(path.stem for path in folder.glob("*.yaml"))
         hint = suggest_name(name, known) if known else f"{folder} has no hosts files"
         if name.endswith((".yaml", ".yml")):
-            hint = f"write it without .yaml: {name.rpartition('.')[0]}"
+            stem, _, suffix = name.rpartition(".")
+            hint = f"write it without .{suffix}: {stem}"
         raise ConfigError(f"{key}: there is no {file}; {hint}")
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")

@@ -20,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.errors import Cancelled, DataError, TrainyardError
-from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.parsing import describe_validation_error, read_json_as
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.store_path import StoreAway, StorePath
 from pipeline_ops.system.processes import find_group_members
 
 STORE_KEY = "trainyard_job"

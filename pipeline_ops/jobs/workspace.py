@@ -45,10 +45,9 @@ from pipeline_ops.storage.local_files import (
     write_atomically,
 )
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.storage.request_cache import map_requests
-from pipeline_ops.storage.store_path import LogWriter, StorePath
+from pipeline_ops.storage.store_path import LogWriter, StoreAway, StorePath
 from pipeline_ops.system.lease import Lease
 
 

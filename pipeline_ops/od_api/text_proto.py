@@ -34,6 +34,8 @@ _TOKEN = re.compile(
   | (?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<sign>[-{}<>\[\]:,;./])
+  | (?P<end>\Z)
+  | (?P<wrong>.{1,10})
 """,
     re.VERBOSE,
 )
@@ -43,19 +45,7 @@ _ESCAPE = re.compile(
     r"|(?P<one>.))",
     re.DOTALL,
 )
-_ESCAPES = {
-    "a": "\a",
-    "b": "\b",
-    "f": "\f",
-    "n": "\n",
-    "r": "\r",
-    "t": "\t",
-    "v": "\v",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "?": "?",
-}
+_ESCAPES = dict(zip("abfnrtv\\'\"?", "\a\b\f\n\r\t\v\\'\"?", strict=True))
 _CLOSING = {"{": "}", "<": ">"}
 _BOOLEANS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _FLOATS = ("inf", "infinity", "nan")
@@ -85,179 +75,137 @@ class TextMessage:
     fields: tuple[Field, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    position: int
-
-
 def parse_text_proto(text: str, name: str) -> TextMessage:
     """Parses a text. Raises ConfigError with the name of the file, line and column."""
-    return TextMessage(tuple(_Parser(text, name).parse_fields()))
+    return _Parser(text, name).parse_message()
 
 
 class _Parser:
-    """Goes through the tokens of one text once."""
+    """Goes through the tokens of one text once. The last one is empty."""
 
     def __init__(self, text: str, name: str):
         self._text, self._name = text, name
-        self._tokens = list(self._read_tokens())
-        self._index = 0
-
-    def _read_tokens(self) -> Iterator[_Token]:
-        position = 0
-        while position < len(self._text):
-            found = _TOKEN.match(self._text, position)
-            if found is None:
-                is_string = self._text[position] in "\"'"
+        tokens = [found for found in _TOKEN.finditer(text) if found.lastgroup != "space"]
+        for token in tokens:
+            if token.lastgroup == "wrong":
+                is_string = token[0][0] in "\"'"
+                problem = f"an unexpected {token[0]!r}"
                 raise self._make_error(
-                    "a string that does not end in its line"
-                    if is_string
-                    else f"an unexpected {self._text[position : position + 10]!r}",
-                    position,
+                    "a string that does not end in its line" if is_string else problem,
+                    token.start(),
                 )
-            if found.lastgroup and found.lastgroup != "space":
-                yield _Token(found.lastgroup, found[0], position)
-            position = found.end()
-        yield _Token("end", "", position)
+        self._next, *rest = tokens
+        self._tokens = iter(rest)
 
-    def parse_fields(self, closing: str | None = None, depth: int = 0) -> Iterator[Field]:
-        """Yields the fields up to the closing bracket, or to the end of the text."""
+    def parse_message(self, closing: str = "", depth: int = 0) -> TextMessage:
+        """Parses the fields up to the closing bracket, or to the end of the text."""
         if depth > _MAX_DEPTH:
             raise self._make_error(
-                f"messages are nested more than {_MAX_DEPTH} deep", self._next_token.position
+                f"messages are nested more than {_MAX_DEPTH} deep", self._next.start()
             )
-        while not (
-            self._next_token.kind == "end" if closing is None else self._next_token.text == closing
-        ):
-            yield from self._parse_field(depth)
-            if self._next_token.text in (",", ";"):
-                self._take_token()
-        if closing is not None:
-            self._take_token()
+        fields: list[Field] = []
+        while not self._accept(closing):
+            fields += self._parse_field(depth)
+            if not self._accept(","):
+                self._accept(";")
+        return TextMessage(tuple(fields))
 
-    def _parse_field(self, depth: int) -> Iterator[Field]:
-        start = self._next_token
-        if start.kind == "end":
+    def _parse_field(self, depth: int) -> list[Field]:
+        start = self._take()
+        if start.lastgroup == "end":
             raise self._make_error(
-                "the file ends inside of a message. Add the missing bracket.", start.position
+                "the file ends inside of a message. Add the missing bracket.", start.start()
             )
-        name = self._parse_field_name()
-        has_colon = self._next_token.text == ":"
-        if has_colon:
-            self._take_token()
-        if self._next_token.text == "[":
-            values = list(self._parse_list(depth))
-        elif self._next_token.text in _CLOSING:
-            values = [self._parse_message(depth)]
-        elif has_colon:
-            values = [self._parse_scalar()]
+        name = start[0]
+        if name == "[":
+            while self._next.lastgroup in ("word", "number") or self._next[0] in (*"./-",):
+                name += self._take()[0]
+            name += self._expect("]")
+        elif start.lastgroup != "word":
+            raise self._make_unexpected("the name of a field", start)
+        has_colon = self._accept(":")
+        if self._accept("["):
+            values = self._parse_list(depth)
+        elif has_colon or self._next[0] in _CLOSING:
+            values = [self._parse_value(depth)]
         else:
-            raise self._make_error(
-                f"expected a colon or a bracket after {name}, got "
-                f"{self._next_token.text or 'the end of the file'!r}",
-                self._next_token.position,
-            )
-        line, column = self._locate(start.position)
-        yield from (Field(name, value, line, column) for value in values)
+            raise self._make_unexpected(f"a colon or a bracket after {name}", self._next)
+        line, column = self._locate(start.start())
+        return [Field(name, value, line, column) for value in values]
 
-    def _parse_field_name(self) -> str:
-        token = self._take_token()
-        if token.kind == "word":
-            return token.text
-        if token.text != "[":
-            raise self._make_error(
-                f"expected the name of a field, got {token.text!r}", token.position
-            )
-        parts = []
-        while self._next_token.kind in ("word", "number") or self._next_token.text in (*"./-",):
-            parts.append(self._take_token().text)
-        self._expect("]")
-        return f"[{''.join(parts)}]"
-
-    def _parse_list(self, depth: int) -> Iterator[Scalar | TextMessage]:
-        self._expect("[")
-        while self._next_token.text != "]":
-            yield (
-                self._parse_message(depth)
-                if self._next_token.text in _CLOSING
-                else self._parse_scalar()
-            )
-            if self._next_token.text != "]":
+    def _parse_list(self, depth: int) -> list[Scalar | TextMessage]:
+        values: list[Scalar | TextMessage] = []
+        while not self._accept("]"):
+            if values:
                 self._expect(",")
-                if self._next_token.text == "]":
-                    raise self._make_error(
-                        "expected a value after the comma, got ']'", self._next_token.position
-                    )
-        self._take_token()
+                if self._next[0] == "]":
+                    raise self._make_unexpected("a value after the comma", self._next)
+            values.append(self._parse_value(depth))
+        return values
 
-    def _parse_message(self, depth: int) -> TextMessage:
-        return TextMessage(tuple(self.parse_fields(_CLOSING[self._take_token().text], depth + 1)))
-
-    def _parse_scalar(self) -> Scalar:
-        token = self._take_token()
-        if token.kind == "string":
-            parts = [self._unquote(token)]
-            while self._next_token.kind == "string":
-                parts.append(self._unquote(self._take_token()))
+    def _parse_value(self, depth: int) -> Scalar | TextMessage:
+        if self._next[0] in _CLOSING:
+            return self.parse_message(_CLOSING[self._take()[0]], depth + 1)
+        if self._next.lastgroup == "string":
+            text = ""
+            while self._next.lastgroup == "string":
+                text += self._unquote(self._take())
             # Escapes of single bytes may together form a character.
-            encoded = "".join(parts).encode("utf-8", "surrogateescape")
-            return encoded.decode("utf-8", "surrogateescape")
-        negative = token.text == "-"
-        if negative:
-            token = self._take_token()
-        if token.kind == "number":
-            number = _parse_number(token.text)
-            return -number if negative else number
-        if token.kind == "word":
-            if token.text.lower() in _FLOATS:
-                return float(f"{'-' if negative else ''}{token.text}")
-            if not negative:
-                return _BOOLEANS[token.text] if token.text in _BOOLEANS else EnumName(token.text)
-        raise self._make_error(
-            f"expected a value, got {token.text or 'the end of the file'!r}", token.position
-        )
+            return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+        sign = "-" if self._accept("-") else ""
+        token = self._take()
+        if token.lastgroup == "number":
+            number = _parse_number(token[0])
+            return -number if sign else number
+        if token[0].lower() in _FLOATS:
+            return float(sign + token[0])
+        if token.lastgroup == "word" and not sign:
+            return _BOOLEANS[token[0]] if token[0] in _BOOLEANS else EnumName(token[0])
+        raise self._make_unexpected("a value", token)
 
-    def _unquote(self, token: _Token) -> str:
+    def _unquote(self, token: re.Match[str]) -> str:
         """Returns the text of a string, in which escaped bytes from 128 on are surrogates."""
-        return _ESCAPE.sub(lambda escape: self._unescape(escape, token), token.text[1:-1])
 
-    def _unescape(self, escape: re.Match[str], token: _Token) -> str:
-        if escape["octal"] or escape["hex"]:
-            value = int(escape["octal"], 8) if escape["octal"] else int(escape["hex"], 16)
-            if value < 256:
-                return bytes([value]).decode("ascii", "surrogateescape")
-        elif escape["short"] or escape["long"]:
-            value = int(escape["short"] or escape["long"], 16)
-            if value < 0x110000 and not 0xD800 <= value < 0xE000:
-                return chr(value)
-        elif escape["one"] in _ESCAPES:
-            return _ESCAPES[escape["one"]]
-        raise self._make_error(
-            f"the escape {escape[0]!r} is not a character", token.position + 1 + escape.start()
-        )
+        def unescape(escape: re.Match[str]) -> str:
+            if escape["octal"] or escape["hex"]:
+                value = int(escape["octal"], 8) if escape["octal"] else int(escape["hex"], 16)
+                if value < 256:
+                    return bytes([value]).decode("ascii", "surrogateescape")
+            elif escape["short"] or escape["long"]:
+                value = int(escape["short"] or escape["long"], 16)
+                if value < 0x110000 and not 0xD800 <= value < 0xE000:
+                    return chr(value)
+            elif escape["one"] in _ESCAPES:
+                return _ESCAPES[escape["one"]]
+            raise self._make_error(
+                f"the escape {escape[0]!r} is not a character", token.start() + 1 + escape.start()
+            )
 
-    @property
-    def _next_token(self) -> _Token:
-        return self._tokens[self._index]
+        return _ESCAPE.sub(unescape, token[0][1:-1])
 
-    def _take_token(self) -> _Token:
-        token = self._tokens[self._index]
-        self._index = min(self._index + 1, len(self._tokens) - 1)
+    def _take(self) -> re.Match[str]:
+        token, self._next = self._next, next(self._tokens, self._next)
         return token
 
-    def _expect(self, sign: str) -> None:
-        if self._next_token.text != sign or self._next_token.kind != "sign":
-            raise self._make_error(
-                f"expected {sign!r}, got {self._next_token.text or 'the end of the file'!r}",
-                self._next_token.position,
-            )
-        self._take_token()
+    def _accept(self, text: str) -> bool:
+        """Takes the next token if it has this text. Returns whether it has."""
+        has_text = self._next[0] == text
+        if has_text:
+            self._take()
+        return has_text
+
+    def _expect(self, sign: str) -> str:
+        if self._next[0] != sign:
+            raise self._make_unexpected(repr(sign), self._next)
+        return self._take()[0]
 
     def _locate(self, position: int) -> tuple[int, int]:
         before = self._text[:position]
         return before.count("\n") + 1, position - before.rfind("\n")
+
+    def _make_unexpected(self, expected: str, token: re.Match[str]) -> ConfigError:
+        found = token[0] or "the end of the file"
+        return self._make_error(f"expected {expected}, got {found!r}", token.start())
 
     def _make_error(self, problem: str, position: int) -> ConfigError:
         line, column = self._locate(position)
@@ -299,8 +247,7 @@ class LeafField:
 class ConfigReader:
     """A message whose fields are taken one by one, so that the remaining ones are known in the end.
 
-    `path` is the path of the message, "" for the whole file. `root` is the reader of the whole
-    file, None for that reader itself. All readers of a file write into its lists.
+    The reader of the whole file is the root, with the path "". It has the lists of all readers.
     """
 
     def __init__(
@@ -333,10 +280,13 @@ class ConfigReader:
         field = next(field for field in self._message.fields if field.name == name)
         return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
 
-    def message(self, name: str) -> ConfigReader:
-        """Returns the last message of this name, or an empty one if there is none."""
-        empty = self._make_inner(TextMessage(()), self.path(name))
-        return next(reversed(self.messages(name)), empty)
+    def message(self, names: str) -> ConfigReader:
+        """Returns the last message of names with dots between them, or an empty one."""
+        inner = self
+        for name in names.split("."):
+            empty = inner._make_inner(TextMessage(()), inner.path(name))
+            inner = next(reversed(inner.messages(name)), empty)
+        return inner
 
     def messages(self, name: str) -> Sequence[ConfigReader]:
         """Returns all messages of this name. Raises ConfigError if a field is not a message."""
@@ -351,10 +301,7 @@ class ConfigReader:
         return found
 
     def find_present(self, *names: str) -> str | None:
-        """Returns the name of the message or field that is present, None if there is none.
-
-        The last of several counts, as in protobuf.
-        """
+        """Returns the name of the present message or field: the last one, as in protobuf."""
         return next(
             (field.name for field in reversed(self._message.fields) if field.name in names), None
         )
@@ -362,11 +309,6 @@ class ConfigReader:
     def mark_taken(self, name: str) -> None:
         """Marks a field as taken, for example an empty message that counts by its presence."""
         self._root._taken.update(path for path, _ in self._iterate_fields(name))
-
-    def take_message(self, name: str) -> ConfigReader | None:
-        """Returns the last message of this name and marks it as taken, None if there is none."""
-        self.mark_taken(name)
-        return self.message(name) if self.has(name) else None
 
     def take(self, name: str, kind: type[_Kind], default: _Default) -> _Kind | _Default:
         """Returns the last scalar of this name. Raises ConfigError if it is of another kind."""

@@ -7,9 +7,7 @@ detector.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline_ops.config.train import MAX_EPOCHS
@@ -21,14 +19,7 @@ _OPTIMIZERS = {
     "adam_optimizer": "adam",
     "rms_prop_optimizer": "rmsprop",
 }
-_CONVERTED_CHANGES = (
-    "random_horizontal_flip",
-    "random_vertical_flip",
-    "random_adjust_brightness",
-    "random_adjust_contrast",
-    "random_adjust_saturation",
-)
-_REPLACEMENTS = {
+_ADVICE = {
     "crop": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
     "pad": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
     "image_scale": "The content does not move in it, as it does in train.input.augment.scale.",
@@ -211,19 +202,17 @@ def _convert_exponential(inner: ConfigReader, steps: int) -> dict[str, Any]:
         inner.note(f"{inner.path('staircase')}: {stairs} stairs became a smooth curve")
         is_smooth = True
     if is_smooth:
-        schedule = {"type": "exponential", "decay_steps": every, "factor": factor}
+        schedule: dict[str, Any] = {"type": "exponential", "decay_steps": every, "factor": factor}
         return {"learning_rate": rate, "schedule": schedule}
     if not stairs:
         return {"learning_rate": rate}
     numbers = range(1, stairs + 1)
-    return {
-        "learning_rate": rate,
-        "schedule": {
-            "type": "piecewise",
-            "boundaries_steps": [every * number for number in numbers],
-            "factors": [_round(factor**number) for number in numbers],
-        },
+    schedule = {
+        "type": "piecewise",
+        "boundaries_steps": [every * number for number in numbers],
+        "factors": [_round(factor**number) for number in numbers],
     }
+    return {"learning_rate": rate, "schedule": schedule}
 
 
 def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
@@ -268,45 +257,35 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
         inner.note(
             f"{inner.path('warmup_learning_rate')}: {begin:g} becomes 0, where our warm-up begins"
         )
-    return {
-        "learning_rate": rate,
-        "schedule": {
-            "type": "cosine",
-            "warmup_steps": warmup,
-            "decay_steps": max(1, total - warmup),
-        },
-    }
+    steps = max(1, total - warmup)
+    schedule = {"type": "cosine", "warmup_steps": warmup, "decay_steps": steps}
+    return {"learning_rate": rate, "schedule": schedule}
 
 
 def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
     augmentation: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
-        if option.take_message("random_horizontal_flip"):
-            augmentation["flip_left_right"] = True
-        if option.take_message("random_vertical_flip"):
-            augmentation["flip_top_bottom"] = True
-        if brightness := option.take_message("random_adjust_brightness"):
-            augmentation["brightness"] = min(1.0, brightness.take("max_delta", float, 0.2))
-        for name in ("contrast", "saturation"):
-            if factors := option.take_message(f"random_adjust_{name}"):
-                path = option.path(f"random_adjust_{name}")
-                augmentation[name] = _convert_factor_range(factors, path)
-        _note_lost_change(option)
+        for name in option.field_names:
+            change, path = option.message(name), option.path(name)
+            option.mark_taken(name)
+            match name:
+                case "random_horizontal_flip":
+                    augmentation["flip_left_right"] = True
+                case "random_vertical_flip":
+                    augmentation["flip_top_bottom"] = True
+                case "random_adjust_brightness":
+                    augmentation["brightness"] = min(1.0, change.take("max_delta", float, 0.2))
+                case "random_adjust_contrast" | "random_adjust_saturation":
+                    key = name.removeprefix("random_adjust_")
+                    augmentation[key] = _convert_factor_range(change, path)
+                case _:
+                    values = [str(leaf).removeprefix(f"{path}.") for leaf in change.take_rest()]
+                    advice = next((text for part, text in _ADVICE.items() if part in name), "")
+                    option.note_loss(
+                        f"{path} {{{', '.join(values)}}} is not done. {advice}".rstrip()
+                    )
     return augmentation
-
-
-def _note_lost_change(option: ConfigReader) -> None:
-    for name in option.field_names:
-        if name in _CONVERTED_CHANGES:
-            continue
-        leaves = option.message(name).take_rest()
-        values = [str(leaf).removeprefix(f"{option.path(name)}.") for leaf in leaves]
-        option.mark_taken(name)
-        advice = next((text for part, text in _REPLACEMENTS.items() if part in name), "")
-        option.note_loss(
-            f"{option.path(name)} {{{', '.join(values)}}} is not done. {advice}".rstrip()
-        )
 
 
 def _convert_factor_range(inner: ConfigReader, path: str) -> float:
@@ -337,37 +316,31 @@ _BACKBONES = {
 _EXACT_BACKBONES = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilenet_v2")
 """The types that have an exact counterpart, not only a nearest one."""
 
-_FPN = "feature_extractor.fpn"
-_ANCHORS = "anchor_generator.multiscale_anchor_generator"
-_MATCHER = "matcher.argmax_matcher"
-_SUPPRESSION = "post_processing.batch_non_max_suppression"
-_FIXED_SETTINGS: dict[str, Scalar] = {
-    f"{_FPN}.min_level": 3,
-    f"{_FPN}.max_level": 7,
-    f"{_ANCHORS}.min_level": 3,
-    f"{_ANCHORS}.max_level": 7,
-    f"{_ANCHORS}.scales_per_octave": 3,
-    "loss.classification_loss.weighted_sigmoid_focal.alpha": 0.25,
-    "loss.classification_loss.weighted_sigmoid_focal.gamma": 2.0,
-    "loss.classification_weight": 1.0,
-    "loss.localization_weight": 1.0,
-    f"{_MATCHER}.matched_threshold": 0.5,
-    f"{_MATCHER}.unmatched_threshold": 0.4,
-    f"{_MATCHER}.force_match_for_each_row": True,
-    f"{_MATCHER}.ignore_thresholds": False,
-    "encode_background_as_zeros": True,
-    "normalize_loss_by_num_matches": True,
-    "post_processing.score_converter": "SIGMOID",
-    f"{_SUPPRESSION}.iou_threshold": 0.5,
-    f"{_SUPPRESSION}.max_total_detections": 100,
-    f"{_SUPPRESSION}.max_detections_per_class": 100,
+_FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
+    "": {"encode_background_as_zeros": True, "normalize_loss_by_num_matches": True},
+    "feature_extractor.fpn": {"min_level": 3, "max_level": 7},
+    "anchor_generator.multiscale_anchor_generator": {
+        "min_level": 3,
+        "max_level": 7,
+        "scales_per_octave": 3,
+        "aspect_ratios": (0.5, 1.0, 2.0),
+    },
+    "loss": {"classification_weight": 1.0, "localization_weight": 1.0},
+    "loss.classification_loss.weighted_sigmoid_focal": {"alpha": 0.25, "gamma": 2.0},
+    "matcher.argmax_matcher": {
+        "matched_threshold": 0.5,
+        "unmatched_threshold": 0.4,
+        "force_match_for_each_row": True,
+        "ignore_thresholds": False,
+    },
+    "post_processing": {"score_converter": "SIGMOID"},
+    "post_processing.batch_non_max_suppression": {
+        "iou_threshold": 0.5,
+        "max_total_detections": 100,
+        "max_detections_per_class": 100,
+    },
 }
 """The settings of RetinaNet that are fixed in our model. Other values have no counterpart."""
-_FIXED_MESSAGES = (
-    "loss.localization_loss.weighted_smooth_l1",
-    "similarity_calculator.iou_similarity",
-)
-
 
 _TASKS = {
     "masks": ("instance_mask", "mask_prediction", "mask_estimation", "mask_height"),
@@ -437,11 +410,6 @@ def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
     return {"frozen_batch_normalization": True}
 
 
-def get_size_multiple(name: str) -> int:
-    """Returns the number of pixels of which height and width must be multiples."""
-    return 16 if name == "center_detector" else 32
-
-
 def compare_num_classes(model: ConfigReader, class_names: list[str] | None) -> None:
     """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
@@ -463,9 +431,8 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
             f"{parameters['backbone']}, the nearest"
         )
     if found == "MobileNetV2" and extractor.has("depth_multiplier"):
-        parameters["backbone_parameters"] = {
-            "alpha": extractor.take("depth_multiplier", float, 1.0)
-        }
+        alpha = extractor.take("depth_multiplier", float, 1.0)
+        parameters["backbone_parameters"] = {"alpha": alpha}
     if model.has("freeze_batchnorm"):
         frozen = model.take("freeze_batchnorm", bool, False)
         parameters["frozen_batch_normalization"] = frozen
@@ -478,20 +445,16 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
 
 
 def _convert_head(model: ConfigReader) -> dict[str, Any]:
-    pyramid = model.message("feature_extractor").message("fpn")
-    predictor = model.message("box_predictor").message("weight_shared_convolutional_box_predictor")
-    width = (
-        pyramid.take("additional_layer_depth", int, 256)
-        if pyramid.has("additional_layer_depth")
-        else predictor.take("depth", int, 256)
-    )
+    pyramid = model.message("feature_extractor.fpn")
+    predictor = model.message("box_predictor.weight_shared_convolutional_box_predictor")
+    width = pyramid.take("additional_layer_depth", int, None) or predictor.take("depth", int, 256)
     predictor.take_equal("depth", width)
     predictor.take_equal("kernel_size", 3)
     parameters: dict[str, Any] = {
         "width": max(8, -(-width // 8) * 8),
         "depth": max(1, predictor.take("num_layers_before_predictor", int, 4)),
     }
-    anchors = model.message("anchor_generator").message("multiscale_anchor_generator")
+    anchors = model.message("anchor_generator.multiscale_anchor_generator")
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
     predictor.take_equal("class_prediction_bias_init", -4.6)  # a prior of 0.01, as ours
@@ -499,15 +462,9 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
 
 
 def _take_fixed_settings(model: ConfigReader) -> None:
-    for path, expected in _FIXED_SETTINGS.items():
-        *names, name = path.split(".")
-        _get_message(model, names).take_equal(name, expected)
-    for path in _FIXED_MESSAGES:
-        *names, name = path.split(".")
-        _get_message(model, names).mark_taken(name)
-    anchors = model.message("anchor_generator").message("multiscale_anchor_generator")
-    anchors.take_equal("aspect_ratios", 0.5, 1.0, 2.0)
-
-
-def _get_message(model: ConfigReader, names: Sequence[str]) -> ConfigReader:
-    return functools.reduce(ConfigReader.message, names, model)
+    for message, settings in _FIXED_SETTINGS.items():
+        reader = model.message(message) if message else model
+        for name, expected in settings.items():
+            reader.take_equal(name, *(expected if isinstance(expected, tuple) else (expected,)))
+    model.message("loss.localization_loss").mark_taken("weighted_smooth_l1")
+    model.message("similarity_calculator").mark_taken("iou_similarity")

@@ -40,7 +40,7 @@ def make_gc_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
 
 
 class CollectOperator(BaseOperator):
-    """Marks and removes what one pipeline does not need. Pushes the number of removed bytes."""
+    """Removes what one pipeline does not need. Pushes the number of removed bytes."""
 
     ui_color = "#7a6a4f"
     ui_fgcolor = "#ffffff"

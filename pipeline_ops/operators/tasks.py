@@ -47,7 +47,7 @@ from pipeline_ops.planning.inputs import check_warm_start
 from pipeline_ops.planning.job_kinds import APPROVE, KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
 from pipeline_ops.planning.storage_probe import check_storage
-from pipeline_ops.retention.usage import record_use
+from pipeline_ops.retention.collector import record_use
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.request_cache import cache_requests
 from pipeline_ops.storage.store_path import StorePath

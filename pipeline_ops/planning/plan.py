@@ -101,7 +101,7 @@ def plan_job(
       manifests: URIs of the manifests that earlier jobs left, by job.
       place: the place where the job runs. None opens the config's.
       records_use: records that a run uses the artifact. The caller checks afterwards that it still
-        exists (`retention/usage.py`).
+        exists (`retention/collector.py`).
 
     Raises:
       DataError: an input is missing or does not match its manifest.

@@ -12,7 +12,6 @@ without those that were rolled back.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -82,7 +81,7 @@ class Aliases(BaseModel):
         names.pop(PREVIOUS, None)
         if earlier:
             names[PREVIOUS] = earlier[-1]
-        return self._apply(CHAMPION, version, reason, names=names, succession=[*earlier, version])
+        return self._move(reason, CHAMPION, version, names=names, succession=[*earlier, version])
 
     def with_alias(self, alias: str, version: int | None, reason: str) -> Aliases:
         """Sets or removes an alias. Raises ConfigError for a name that users can't set."""
@@ -99,24 +98,19 @@ class Aliases(BaseModel):
         names = {name: number for name, number in self.names.items() if name != alias}
         if version:
             names[alias] = version
-        return self._apply(alias, version, reason, names=names)
+        return self._move(reason, alias, version, names=names)
 
     def with_retired(self, versions: list[int], reason: str) -> Aliases:
         """Retires versions that no alias names."""
-        return self._apply(
-            None,
-            None,
-            reason,
-            versions,
-            retired=sorted({*self.retired, *versions}),
-            succession=[number for number in self.succession if number not in versions],
-        )
+        retired = sorted({*self.retired, *versions})
+        succession = [number for number in self.succession if number not in versions]
+        return self._move(reason, None, None, versions, retired=retired, succession=succession)
 
-    def _apply(
+    def _move(
         self,
+        reason: str,
         alias: str | None,
         version: int | None,
-        reason: str,
         retired_now: Sequence[int] = (),
         **changes: object,
     ) -> Aliases:
@@ -133,8 +127,7 @@ class Aliases(BaseModel):
         return self.model_copy(update={**changes, "highest": highest, "last": last})
 
 
-@dataclasses.dataclass(frozen=True)
-class AliasHistory:
+class AliasHistory(NamedTuple):
     """Moves, oldest first, and the problems of invalid records."""
 
     moves: list[AliasMove]
@@ -152,11 +145,6 @@ def parse_record(content: bytes, source: str) -> Aliases:
     except DataError as error:
         kind = DataError if content else _EmptyRecord
         raise kind(f"{error}. This record of aliases is ignored. Remove it.") from None
-
-
-def read_aliases(model: StorePath) -> Aliases:
-    """Returns the aliases of the latest record that can be read."""
-    return _read_latest(model / _FOLDER).aliases
 
 
 def read_history(model: StorePath, newest: int | None = None) -> AliasHistory:
@@ -180,14 +168,14 @@ def move(model: StorePath, decide: Callable[[Aliases], Aliases]) -> Aliases:
     """
     folder = model / _FOLDER
     for attempt in range(2 * _TRIES):
-        latest = _read_latest(folder)
-        if latest.is_pending and attempt < _TRIES:  # later, its writer counts as killed
+        number, is_pending, present = read_latest(model)
+        if is_pending and attempt < _TRIES:  # later, its writer counts as killed
             time.sleep(_PENDING_SECONDS)
             continue
-        decided = decide(latest.aliases)
-        if decided is latest.aliases:
+        decided = decide(present)
+        if decided is present:
             return decided
-        if latest.number == _MAX_NUMBER:
+        if number == _MAX_NUMBER:
             raise DataError(
                 f"{folder}/{_MAX_NUMBER}.json has the highest number, so the "
                 "aliases cannot be moved. Remove the file, or give it the number after the last "
@@ -195,30 +183,26 @@ def move(model: StorePath, decide: Callable[[Aliases], Aliases]) -> Aliases:
             )
         content = f"{decided.model_dump_json(indent=2)}\n".encode()
         with contextlib.suppress(FileExistsError):
-            (folder / f"{latest.number + 1:08d}.json").create(content)
+            (folder / f"{number + 1:08d}.json").create(content)
             return decided
     raise MachineError(f"{model}: other processes keep moving its aliases. Retry later.")
 
 
-class _LatestRecord(NamedTuple):
-    number: int
-    """The highest number of a record, 0 before the first one."""
-    is_pending: bool
-    """Whether the record with this number is still empty."""
-    aliases: Aliases
-    """The state of the latest readable record."""
+def read_latest(model: StorePath) -> tuple[int, bool, Aliases]:
+    """Returns the highest number, whether that record is still empty, and the present state.
 
-
-def _read_latest(folder: StorePath) -> _LatestRecord:
+    The number is 0 before the first record. The state is in the latest readable one.
+    """
+    folder = model / _FOLDER
     names = [name for name in _list_records(folder) if _RECORD.fullmatch(name)]
     number, is_pending = (int(names[-1][:8]) if names else 0), False
     for name in reversed(names):
         found = _read_record(folder / name)
         if isinstance(found, Aliases):
-            return _LatestRecord(number, is_pending, found)
+            return number, is_pending, found
         is_pending |= isinstance(found, _EmptyRecord) and name == names[-1]
         _warn_once(str(found))
-    return _LatestRecord(number, is_pending, Aliases())
+    return number, is_pending, Aliases()
 
 
 def _list_records(folder: StorePath) -> list[str]:

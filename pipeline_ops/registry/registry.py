@@ -71,7 +71,8 @@ class Registry:
         return self._locate(number)
 
     def read_aliases(self) -> Aliases:
-        return aliases.read_aliases(self.folder)
+        """Returns the aliases of the latest record that can be read."""
+        return aliases.read_latest(self.folder)[2]
 
     def find_champion(self) -> Version | None:
         """Returns the version in service."""
@@ -119,15 +120,19 @@ class Registry:
         """Adds a version, or returns the existing one of the same training with the same contents.
 
         `contents` identifies the published formats, and is among the figures of the manifest that
-        `fill` writes: other formats of a model are another version. No alias moves. One publisher
-        waits for the other. Raises MachineError if another publisher does not finish, or has taken
-        over from this one.
+        `fill` writes: other formats of a model are another version. The number is higher than every
+        one that was ever moved or retired. No alias moves. One publisher waits for the other.
+        Raises MachineError if another publisher does not finish, or has taken over from this one.
         """
         with hold_publication(self.folder) as lease:
             for version in self.find_by_training(training_digest):
                 if version.read_manifest().figures.get("contents", "") == contents:
                     return version
-            return add_version(self.folder, lease, self._find_highest_moved() + 1, fill)
+            present = self.read_aliases()
+            moved = [0, *present.succession, *present.names.values(), *present.retired]
+            if present.highest is None:
+                moved += [move.version or 0 for move in self.read_history().moves]
+            return add_version(self.folder, lease, max(*moved, present.highest or 0) + 1, fill)
 
     def promote(self, number: int, reason: str, expected: int | None | EllipsisType = ...) -> None:
         """Puts a version in service.
@@ -228,15 +233,6 @@ class Registry:
             _log.warning("%s", error)
         warn_unowned_folder(version.folder)
         return False
-
-    def _find_highest_moved(self) -> int:
-        """Returns the highest number that was ever in service, had an alias or was retired."""
-        present = self.read_aliases()
-        if present.highest is None:
-            moved = [move.version or 0 for move in self.read_history().moves]
-        else:
-            moved = [present.highest]
-        return max([0, *moved, *present.succession, *present.names.values(), *present.retired])
 
 
 def _format_version(number: int | None) -> str:

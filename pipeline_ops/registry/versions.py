@@ -153,10 +153,13 @@ def read_manifests(versions: Sequence[Version]) -> list[Manifest | DataError]:
 def fetch_version(entry: Input) -> Input:
     """Returns a version among a job's inputs with the URI of a local copy if it is in a bucket.
 
-    Raises DataError if it is gone or damaged there.
+    Other weights, such as a file that `train.warm_start` names, are local. Raises DataError if the
+    version is gone or damaged in the bucket.
     """
-    folder = _fetch_folder(open_path(entry.uri).parent)
-    return entry.model_copy(update={"uri": str(folder / NAME)})
+    manifest = open_path(entry.uri)
+    if manifest.is_local:
+        return entry
+    return entry.model_copy(update={"uri": str(_fetch_folder(manifest.parent) / NAME)})
 
 
 @contextlib.contextmanager
@@ -170,7 +173,12 @@ def hold_publication(model: StorePath) -> Iterator[Lease]:
         if model.is_local:
             remove_staging_folders(model.local)
         else:
-            _give_up_unfinished(model, lease)
+            entries = model.walk()
+            parts = (entry.name.partition("/") for entry in entries)
+            started = {name for name, _, path in parts if path != NAME and _NUMBER.fullmatch(name)}
+            for number in sorted(started - _find_whole(entries)):
+                lease.check()
+                _give_up(model / number)
         yield lease
 
 
@@ -236,15 +244,6 @@ def _find_whole(entries: Iterable[Entry]) -> set[str]:
     """Returns the numbers, as text, that have a manifest in a bucket."""
     manifests = (entry.name for entry in entries if entry.num_bytes)
     return {name.removesuffix(f"/{NAME}") for name in manifests if name.endswith(f"/{NAME}")}
-
-
-def _give_up_unfinished(model: StorePath, lease: Lease) -> None:
-    entries = model.walk()
-    parts = (entry.name.partition("/") for entry in entries)
-    started = {number for number, _, path in parts if path != NAME and _NUMBER.fullmatch(number)}
-    for number in sorted(started - _find_whole(entries)):
-        lease.check()
-        _give_up(model / number)
 
 
 def _give_up(version: StorePath) -> None:

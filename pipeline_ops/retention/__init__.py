@@ -10,10 +10,10 @@ Why this is safe beside runs:
   attempts, and everything that they were made from. A run counts as long as it is among the newest,
   was active within the grace period, or has an attempt without a status before its deadline.
 - A run may find an old artifact that nothing else needs. The operator writes `.<fingerprint>.used`
-  next to it, and then looks whether the artifact is still there (`usage.py`). A collector looks at
-  that file, removes the manifest, and looks again. If the file has been written in between, it puts
-  the manifest back, whose files are still there. So either the run sees that the artifact is gone,
-  and makes it again, or the collector sees that it is used.
+  next to it, and then looks whether the artifact is still there (`record_use`). A collector looks
+  at that file, removes the manifest, and looks again. If the file has been written in between, it
+  puts the manifest back, whose files are still there. So either the run sees that the artifact is
+  gone, and makes it again, or the collector sees that it is used.
 - An artifact's files are removed under its lease (`system/lease.py`), after its manifest. A job
   that makes the same artifact at that moment waits.
 - A file that any present manifest references stays, even if that manifest is not needed.

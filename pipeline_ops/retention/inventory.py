@@ -1,24 +1,26 @@
-"""The inventory of a pipeline below the storage root, from a few listings."""
+"""The inventory of a pipeline below the storage root, from a few listings, and its versions."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
-from typing import TypeVar
 
-from pipeline_ops.artifacts.layout import REQUEST, Attempt, Layout
+from pipeline_ops.artifacts.layout import REQUEST, Layout
 from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
+from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.request import Request, read_request
+from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import Entry, StorePath
 
 PROTECTION = "keep"
 """The file in a run's folder that protects the run. Its content has no meaning."""
-_JOBS = ("preprocess", "train", "evaluate", "export")
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _COMPANION = re.compile(
     r"\.{1,2}(?P<fingerprint>[0-9a-f]{32})\."
@@ -26,19 +28,31 @@ _COMPANION = re.compile(
 )
 _SHARED = re.compile(r"listings/[0-9a-f]{16}\.index|checked/[0-9a-f]{32}\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.([0-9]+\.[0-9]+|[0-9a-f]{8})\.tmp")
-_ATTEMPT_FILE = re.compile(r"(?P<attempt>[^/]+/attempt-[0-9a-f]{8})/(?P<rest>.+)")
-Value = TypeVar("Value")
-Found = TypeVar("Found")
+_REQUEST = re.compile(rf"(?P<attempt>[^/]+/attempt-[0-9a-f]{{8}})/{re.escape(REQUEST)}")
+
+
+@dataclasses.dataclass
+class Total:
+    """A number of files, and their bytes."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, files: Collection[Entry]) -> Total:
+        return cls(len(files), sum(file.num_bytes for file in files))
+
+    def add(self, other: Total) -> None:
+        self.num_files += other.num_files
+        self.num_bytes += other.num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """Some files of the store.
+    """Some files of the store. All paths are relative to the root.
 
-    Attributes:
-      path: the folder or file that holds all of them, relative to the root.
-      files: their paths relative to the root, with sizes and times.
-      since: the time of the folder itself, for an empty one.
+    `path` is the folder that holds all of them, or the one file. `since` is the time of the folder
+    itself, for an empty one.
     """
 
     path: str
@@ -46,13 +60,14 @@ class Content:
     since: float = 0.0
 
     @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
-    @property
     def touched(self) -> float:
         """The time of the last change, in seconds since 1970 by the store's clock."""
         return max((file.modified for file in self.files), default=self.since)
+
+    def without(self, names: set[str]) -> Content:
+        """Leaves files out, by their paths relative to the root."""
+        files = tuple(file for file in self.files if file.name not in names)
+        return dataclasses.replace(self, files=files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +90,17 @@ class StoredArtifact:
         return self.job, self.fingerprint
 
     @property
-    def is_ours(self) -> bool:
-        """Returns whether a manifest, a lock or another companion shows that we have made it."""
-        return bool(self.made or self.companions)
+    def contents(self) -> list[Content]:
+        return [self.content, *self.companions.values()]
+
+    @property
+    def references(self) -> set[str]:
+        """The files that the manifest lists, and itself, relative to the root."""
+        if self.manifest is None:
+            return set()
+        job = self.content.path.rpartition("/")[0]
+        places = (file.find_place(self.fingerprint) for file in self.manifest.files)
+        return {f"{self.content.path}/{NAME}", *(f"{job}/{place}" for place in places)}
 
     @property
     def made(self) -> float:
@@ -124,64 +147,72 @@ class StoredRun:
 
     @property
     def is_finished(self) -> bool:
-        return self.is_successful or any(
-            record.state == "failed" for record in self.records.values()
-        )
+        failed = (record.state == "failed" for record in self.records.values())
+        return self.is_successful or any(failed)
+
+    @property
+    def uris(self) -> list[str]:
+        """The manifests in its records and open requests."""
+        recorded = [record.manifest for record in self.records.values() if record.manifest]
+        return [*recorded, *(uri for attempt in self.open_attempts for uri in attempt.inputs)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Inventory:
-    """Everything that a pipeline has below the root, except published versions."""
+    """Everything that a pipeline has below the root, and the versions that may need it."""
 
-    artifacts: tuple[StoredArtifact, ...]
-    runs: tuple[StoredRun, ...]
-    shared: tuple[Content, ...]
+    pipeline: str
+    artifacts: list[StoredArtifact]
+    runs: list[StoredRun]
+    shared: list[Content] = dataclasses.field(default_factory=list)
     """Listings of raw files and verdicts about models, of all pipelines."""
-    temporary: tuple[Content, ...] = ()
+    temporary: list[Content] = dataclasses.field(default_factory=list)
     """Files whose writers were killed before they gave them their names."""
-    foreign: tuple[str, ...] = ()
+    foreign: list[str] = dataclasses.field(default_factory=list)
     """The paths of what nothing shows to be ours. It stays."""
-    problems: tuple[str, ...] = ()
-    """The reasons why a folder that all pipelines share cannot be listed. Nothing in it goes."""
+    versions: list[tuple[str, Manifest]] = dataclasses.field(default_factory=list)
+    """The manifests of published versions, with their URIs."""
+    problems: list[str] = dataclasses.field(default_factory=list)
+    """The reasons why a version that may need an artifact cannot be read."""
+    others: list[str] = dataclasses.field(default_factory=list)
+    """The problems of other pipelines, and of folders that all pipelines share and that cannot be
+    listed. Nothing in these goes."""
 
 
-def take_inventory(layout: Layout) -> Inventory:
+def take_inventory(config: PipelineConfig) -> Inventory:
     """Lists everything.
 
     Raises:
       MachineError, ConfigError: the store cannot be read.
       DataError: a key below the pipeline's own folders cannot be listed.
     """
-    root = layout.root
-    jobs = {job: _group(root, layout.artifacts(job).key) for job in _JOBS}
-    folders = _group(root, f"runs/{layout.pipeline}")
-    runs = list(map_requests(lambda content: _read_run(layout, content), folders))
-    found, problems = list[Content](), []
-    for folder in (layout.listings.key, layout.checked_models.key):
+    root, layout = config.root, Layout(config.root, config.pipeline)
+    of_jobs = {job: _group(layout.artifacts(job)) for job in TASKS}
+    of_runs = _group(root / "runs" / config.pipeline)
+    runs = map_requests(lambda content: _read_run(root, content), of_runs)
+    of_all, problems = list[Content](), []
+    for folder in (layout.listings, layout.checked_models):
         try:
-            found += _group(root, folder)
+            of_all += _group(folder)
         except DataError as error:
             problems.append(str(error))
-    shared = [each for each in found if _SHARED.fullmatch(each.path)]
-    artifacts = [each for job in _JOBS for each in _find_artifacts(layout, job, jobs[job])]
+    shared = [each for each in of_all if _SHARED.fullmatch(each.path)]
+    artifacts = [each for job in TASKS for each in _find_artifacts(layout, job, of_jobs[job])]
     ours = [run.content for run in runs if run.is_ours]
-    ours += [each.content for each in artifacts if each.is_ours]
-    ours += chain.from_iterable(each.companions.values() for each in artifacts)
-    temporary = _find_temporary_files(ours, [*found, *chain.from_iterable(jobs.values())])
+    ours += [content for artifact in artifacts for content in artifact.contents]
+    beside = [*of_all, *chain.from_iterable(of_jobs.values())]
+    temporary = _find_temporary_files(ours, beside)
     known = {each.path for each in [*ours, *shared, *temporary]}
-    everything = [*folders, *found, *chain.from_iterable(jobs.values())]
-    return Inventory(
-        tuple(each for each in artifacts if each.is_ours),
-        tuple(run for run in runs if run.is_ours or run.problem),
-        tuple(shared),
-        tuple(temporary),
-        tuple(each.path for each in everything if each.path not in known),
-        tuple(problems),
-    )
+    foreign = [each.path for each in [*of_runs, *beside] if each.path not in known]
+    runs = [run for run in runs if run.is_ours or run.problem]
+    inventory = Inventory(config.pipeline, artifacts, runs, shared, temporary, foreign)
+    _add_versions(config, inventory)
+    inventory.others += problems
+    return inventory
 
 
 def _find_artifacts(layout: Layout, job: str, found: Iterable[Content]) -> list[StoredArtifact]:
-    """The artifacts of a job, whole or not, and what belongs to them."""
+    """The artifacts of a job, whole or not, that a manifest, a lock or another companion shows."""
     contents, companions = dict[str, Content](), dict[str, dict[str, Content]]()
     for content in found:
         name = content.path.rpartition("/")[2]
@@ -193,17 +224,17 @@ def _find_artifacts(layout: Layout, job: str, found: Iterable[Content]) -> list[
     def read(fingerprint: str) -> StoredArtifact:
         path = layout.artifact(job, fingerprint)
         content = contents.get(fingerprint, Content(path.key, ()))
-        artifact = StoredArtifact(
-            job, fingerprint, content, companions=companions.get(fingerprint, {})
-        )
-        if not artifact.made:
-            return artifact
-        try:
-            return dataclasses.replace(artifact, manifest=read_manifest(path / NAME))
-        except DataError as error:
-            return dataclasses.replace(artifact, problem=str(error))
+        manifest, problem = None, ""
+        if f"{path.key}/{NAME}" in {file.name for file in content.files}:
+            try:
+                manifest = read_manifest(path / NAME)
+            except DataError as error:
+                problem = str(error)
+        beside = companions.get(fingerprint, {})
+        return StoredArtifact(job, fingerprint, content, manifest, problem, beside)
 
-    return map_requests(read, sorted(contents.keys() | companions.keys()))
+    artifacts = map_requests(read, sorted(contents.keys() | companions.keys()))
+    return [each for each in artifacts if each.made or each.companions]
 
 
 def _find_temporary_files(ours: Iterable[Content], others: Iterable[Content]) -> list[Content]:
@@ -220,83 +251,91 @@ def _find_temporary_files(ours: Iterable[Content], others: Iterable[Content]) ->
     return [Content(file.name, (file,)) for file in found]
 
 
-def _read_run(layout: Layout, content: Content) -> StoredRun:
-    root, names = (
-        layout.root,
-        [file.name.removeprefix(f"{content.path}/") for file in content.files],
-    )
-    records, problems = {}, []
-    for name in names:
-        if "/" not in name and name.endswith(".json") and name != "trials.json":
+def _read_run(root: StorePath, content: Content) -> StoredRun:
+    """Reads the records of a run, and the requests of its jobs as far as they matter."""
+    folder, records, problems = root / content.path, {}, {}
+    modified = {file.name.removeprefix(f"{content.path}/"): file.modified for file in content.files}
+    for name in modified:
+        task = name.removesuffix(".json")
+        if task != name and "/" not in name and name != "trials.json":
             try:
-                if record := read_record(root / content.path / name):
-                    records[name.removesuffix(".json")] = record
+                if record := read_record(folder / name):
+                    records[task] = record
             except DataError as error:
-                problems.append((name, str(error)))
-    is_ours = bool(records) or _has_request(root, content)
+                problems[task] = str(error)
+    open_attempts, is_ours = [], bool(records)
+    for name in modified:
+        found = _REQUEST.fullmatch(name)
+        is_open = found and f"{found['attempt']}/status.json" not in modified
+        if found and (is_open or not is_ours):
+            with contextlib.suppress(DataError):  # the job has refused it, too
+                request = read_request(folder / name)
+                is_ours = True
+                if is_open:
+                    path = f"{content.path}/{found['attempt']}"
+                    inputs = tuple(entry.uri for entry in request.inputs.values())
+                    deadline = modified[name] + request.deadline_seconds
+                    open_attempts.append(OpenAttempt(path, inputs, deadline))
     # The JSON files of others are no damaged records.
-    counted = [text for name, text in problems if is_ours or name.removesuffix(".json") in _JOBS]
+    counted = [text for task, text in problems.items() if is_ours or task in TASKS]
     return StoredRun(
-        content.path.rpartition("/")[2],
+        folder.name,
         content,
         records,
-        tuple(_find_open_attempts(root, content)),
-        PROTECTION in names,
+        tuple(open_attempts),
+        PROTECTION in modified,
         "; ".join(counted),
         is_ours,
     )
 
 
-def _has_request(root: StorePath, content: Content) -> bool:
-    for file in content.files:
-        found = _ATTEMPT_FILE.fullmatch(file.name.removeprefix(f"{content.path}/"))
-        if found and found["rest"] == REQUEST:
-            attempt = Attempt(root / content.path / found["attempt"])
-            if _try_read_request(attempt):
-                return True
-    return False
-
-
-def _find_open_attempts(root: StorePath, content: Content) -> list[OpenAttempt]:
-    written: dict[str, dict[str, float]] = {}
-    for file in content.files:
-        if found := _ATTEMPT_FILE.fullmatch(file.name.removeprefix(f"{content.path}/")):
-            written.setdefault(found["attempt"], {})[found["rest"]] = file.modified
-    found_attempts = []
-    for path, files in written.items():
-        if REQUEST in files and "status.json" not in files:
-            attempt = Attempt(root / content.path / path)
-            request = _try_read_request(attempt)
-            if request:
-                inputs = (entry.uri for entry in request.inputs.values())
-                deadline = files[REQUEST] + request.deadline_seconds
-                found_attempts.append(OpenAttempt(attempt.folder.key, tuple(inputs), deadline))
-    return found_attempts
-
-
-def _try_read_request(attempt: Attempt[StorePath]) -> Request | None:
-    """The request of a job. None if it is unreadable, in which case the job has refused it, too."""
-    try:
-        return read_request(attempt.request)
-    except DataError:
-        return None
-
-
-def _group(root: StorePath, folder: str) -> list[Content]:
+def _group(folder: StorePath) -> list[Content]:
     """The entries of a folder, each with all files below it."""
     below: dict[str, list[Entry]] = {}
-    since = {entry.name: entry.modified for entry in (root / folder).list_folder()}
-    for file in _walk(root, folder):
-        name = file.name.removeprefix(f"{folder}/").partition("/")[0]
-        below.setdefault(name, []).append(file)
+    since = {entry.name: entry.modified for entry in folder.list_folder()}
+    for file in folder.walk():
+        entry = dataclasses.replace(file, name=f"{folder.key}/{file.name}")
+        below.setdefault(file.name.partition("/")[0], []).append(entry)
     return [
-        Content(f"{folder}/{name}", tuple(below.get(name, ())), since.get(name, 0.0))
+        Content(f"{folder.key}/{name}", tuple(below.get(name, ())), since.get(name, 0.0))
         for name in sorted(since.keys() | below.keys())
     ]
 
 
-def _walk(root: StorePath, folder: str) -> list[Entry]:
-    """All files below a folder, with paths relative to the root."""
-    return [
-        dataclasses.replace(file, name=f"{folder}/{file.name}") for file in (root / folder).walk()
-    ]
+def _add_versions(config: PipelineConfig, inventory: Inventory) -> None:
+    """Reads the manifests of all versions in the pipeline's registry and below the root."""
+    models = config.root / "models"
+    locations = {str(config.registry): config.registry}
+    try:
+        folders = (models / each.name for each in models.list_folder() if each.is_folder)
+        locations |= {str(folder): folder for folder in folders}
+    except DataError as error:
+        inventory.problems.append(str(error))
+    for uri, location in sorted(locations.items()):
+        found, problems = list[tuple[str, Manifest]](), []
+        try:
+            versions = Registry(location).list_versions()
+        except DataError as error:
+            versions, problems = [], [str(error)]
+        for version, manifest in zip(versions, read_manifests(versions), strict=True):
+            if isinstance(manifest, DataError):
+                problems.append(str(manifest))
+            else:
+                found.append((version.uri, manifest))
+        inventory.versions += found
+        is_own = uri == str(config.registry) or _may_be_of(config, location, found)
+        (inventory.problems if is_own else inventory.others).extend(problems)
+
+
+def _may_be_of(
+    config: PipelineConfig, registry: StorePath, versions: list[tuple[str, Manifest]]
+) -> bool:
+    """Returns whether a pipeline may have made versions in a registry other than its own.
+
+    Readable versions name their pipelines. Without any, the registry belongs to the pipeline of its
+    name, if there is one.
+    """
+    if versions:
+        return any(manifest.pipeline == config.pipeline for _, manifest in versions)
+    other = config.root / "artifacts" / registry.name
+    return registry.name == config.pipeline or not other.list_folder()

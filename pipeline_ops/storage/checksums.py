@@ -8,17 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any
 
 import google_crc32c
 
 _READ_BYTES = 1 << 20
-_MAX_THREADS = 8
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +26,10 @@ class Checksums:
 
 
 class ChecksumAccumulator:
-    """Computes both checksums of a content that comes in blocks, in one pass."""
+    """Computes both checksums of a content that comes in blocks, in one pass.
+
+    Both computations release the interpreter lock.
+    """
 
     def __init__(self) -> None:
         self._num_bytes = self._crc32c = 0
@@ -61,19 +59,6 @@ def read_blocks(file: IO[bytes], num_bytes: int | None = None) -> Iterator[bytes
     while (num_bytes is None or total <= num_bytes) and (block := file.read(_READ_BYTES)):
         total += len(block)
         yield block
-
-
-def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Returns the results in order.
-
-    Both checksums release the interpreter lock while they are computed.
-    """
-    items = list(items)
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(items))
-    if threads < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, items))
 
 
 def compute_digest(value: Any) -> str:

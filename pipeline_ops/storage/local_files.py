@@ -32,7 +32,7 @@ from typing import IO, Annotated, Any
 from pydantic import AfterValidator
 
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums
+from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums, read_blocks
 
 MAX_PATH = 1024
 """The maximum length of a relative path, in characters."""
@@ -77,10 +77,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def make_write_error(path: Path, error: OSError, remedy: str = "") -> MachineError:
-    """The error for a file or folder that the disk has refused.
-
-    Without a `remedy`, that follows from the kind of the error.
-    """
+    """The error for a file or folder that the disk has refused, by default with its remedy."""
     remedy = remedy or _REMEDIES.get(error.errno or 0, _DISK_REMEDY)
     return MachineError(f"cannot write {path}: {describe_os_error(error)}. {remedy}")
 
@@ -100,9 +97,8 @@ def translate_write_errors(path: Path) -> Iterator[None]:
 def parse_relative_path(text: str) -> str:
     """Returns a path that stays below the folder it is joined to, in its only spelling.
 
-    Raises:
-      UnsafePath: the path is absolute, has `..`, `.` or empty parts, a backslash or a control
-        character, or is too long.
+    Raises UnsafePath if it is absolute, has `..`, `.` or empty parts, a backslash or a control
+    character, or is too long.
     """
     if reason := _find_path_problem(text):
         raise UnsafePath(f"{text[:200]!r} is not a usable relative path: {reason}")
@@ -150,44 +146,24 @@ def open_below(root: Path, path: str, max_bytes: int | None = None) -> Iterator[
             yield file
 
 
-def read_below(root: Path, path: str, max_bytes: int) -> bytes:
-    """The content of a regular file below a root. Raises the errors of `open_below`."""
-    with open_below(root, path, max_bytes) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise UnsafePath(f"{root / path} grew beyond {max_bytes} bytes while it was read")
-    return content
+def open_folder(root: Path, path: str = "") -> contextlib.AbstractContextManager[int]:
+    """The descriptor of a trusted root or of a folder below it, for functions with a `dir_fd`.
 
-
-def open_folder_below(root: Path, path: str) -> contextlib.AbstractContextManager[int]:
-    """The descriptor of a folder below a root, for the functions of `os` that take a `dir_fd`.
-
-    Raises:
-      UnsafePath: the path leaves the root or passes a link, or it names no folder.
-      FileNotFoundError: there is no such folder.
+    Raises UnsafePath and FileNotFoundError like `open_below`.
     """
     return _open(root, path, _FOLDER)
 
 
 @contextlib.contextmanager
-def open_folder(folder: Path) -> Iterator[int]:
-    """The descriptor of a trusted folder, for the functions of `os` that take a `dir_fd`."""
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
 def _open(root: Path, path: str, flags: int) -> Iterator[int]:
     """Opens a path part by part. Raises UnsafePath if a part is a link or not of its kind."""
-    *folders, name = parse_relative_path(path).split("/")
+    parts = parse_relative_path(path).split("/") if path else []
     opened = os.open(root, _FOLDER)
     try:
         try:
-            for part, part_flags in (*((each, _FOLDER) for each in folders), (name, flags)):
-                child = os.open(part, part_flags | os.O_NOFOLLOW, dir_fd=opened)
+            for number, part in enumerate(parts, 1):
+                part_flags = (flags if number == len(parts) else _FOLDER) | os.O_NOFOLLOW
+                child = os.open(part, part_flags, dir_fd=opened)
                 os.close(opened)
                 opened = child
         except OSError as error:
@@ -220,76 +196,62 @@ def open_new_below(
       MachineError: the disk refused the file (full, read-only). No part of it is left.
     """
     folder, _, name = parse_relative_path(path).rpartition("/")
-    try:
-        with open_or_make_folder(root, folder) as parent:
-            yield from _write_new(parent, name, mode, must_be_new)
-    except FileExistsError as error:
-        if must_be_new and error.filename == name:
-            raise FileExistsError(error.errno, error.strerror, str(root / path)) from None
-        raise make_write_error(root / path, error) from error
-    except OSError as error:
-        raise make_write_error(root / path, error) from error
+    # Threads, and processes of other hosts, may write the same file.
+    temporary = f".{name[:200]}.{secrets.token_hex(4)}.tmp"
+    is_taken = False
+    with translate_write_errors(root / path), open_or_make_folder(root, folder) as parent:
+        try:
+            with open(os.open(temporary, _CREATE, mode, dir_fd=parent), "wb") as file:
+                yield file
+                _flush_to_disk(file)
+            if must_be_new:
+                is_taken = not link_exclusively(temporary, name, parent)
+            else:
+                os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+    if is_taken:
+        raise FileExistsError(errno.EEXIST, "exists already", str(root / path))
 
 
 @contextlib.contextmanager
-def open_or_make_folder(root: Path, folder: str) -> Iterator[int]:
-    """Opens a folder below a trusted root, or the root, like `open_folder_below`, and makes it."""
+def open_or_make_folder(root: Path, path: str) -> Iterator[int]:
+    """Opens a folder like `open_folder`, and makes it if it is missing."""
     with contextlib.ExitStack() as stack:
         try:
-            opened = stack.enter_context(_open_trusted(root, folder))
+            opened = stack.enter_context(open_folder(root, path))
         except FileNotFoundError:
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            opened = stack.enter_context(_open_trusted(root, folder))
+            (root / path).mkdir(parents=True, exist_ok=True)
+            opened = stack.enter_context(open_folder(root, path))
         yield opened
 
 
-def _open_trusted(root: Path, folder: str) -> contextlib.AbstractContextManager[int]:
-    return open_folder_below(root, folder) if folder else open_folder(root)
-
-
-def _write_new(parent: int, name: str, mode: int, must_be_new: bool) -> Iterator[IO[bytes]]:
-    """Yields a temporary file, and renames it afterwards."""
-    # Threads, and processes of other hosts, may write the same file.
-    temporary = f".{name[:200]}.{secrets.token_hex(4)}.tmp"
-    try:
-        with open(os.open(temporary, _CREATE, mode, dir_fd=parent), "wb") as file:
-            yield file
-            _flush_to_disk(file)
-        if must_be_new:
-            link_exclusively(temporary, name, parent)
-        else:
-            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=parent)
-
-
-def link_exclusively(temporary: str, name: str, parent: int) -> None:
-    """Gives a finished file a name that no other file in its folder has.
+def link_exclusively(temporary: str, name: str, parent: int) -> bool:
+    """Gives a finished file a name that no other file in its folder has. Returns False if one has.
 
     A hard link is the usual way. exFAT, SMB and many FUSE file systems have no links. There, the
     file gets its name by a rename that replaces no file, or else by an exclusive creation. Then a
     reader may find an empty file for a moment. The temporary name may remain.
-
-    Raises:
-      FileExistsError: the name is taken.
-      OSError: the disk refused the file.
     """
     try:
         os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-        return
+        return True
     except FileExistsError:
-        raise FileExistsError(errno.EEXIST, "exists already", name) from None
+        return False
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
     names = os.fsencode(temporary), os.fsencode(name)
     if _libc.renameat2(parent, names[0], parent, names[1], _RENAME_NOREPLACE) == 0:
-        return
+        return True
     number = ctypes.get_errno()
-    if number not in _NO_RENAME_FLAGS:
+    if number not in (errno.EEXIST, *_NO_RENAME_FLAGS):
         raise OSError(number, os.strerror(number), name)
-    descriptor = os.open(name, _CREATE, 0o666, dir_fd=parent)
+    try:
+        descriptor = os.open(name, _CREATE, 0o666, dir_fd=parent)
+    except FileExistsError:
+        return False
     try:
         with (
             open(os.open(temporary, _READ, dir_fd=parent), "rb") as reader,
@@ -301,6 +263,7 @@ def link_exclusively(temporary: str, name: str, parent: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=parent)
         raise
+    return True
 
 
 def _flush_to_disk(file: IO[bytes]) -> None:
@@ -308,20 +271,9 @@ def _flush_to_disk(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def open_atomically(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Opens a file like `open_new_below`, in a trusted folder."""
-    return open_new_below(path.parent, path.name)
-
-
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Writes a small file like `open_atomically`."""
+    """Writes a small file like `open_new_below`, in a trusted folder."""
     with open_new_below(path.parent, path.name, mode) as file:
-        file.write(data)
-
-
-def create_atomically(path: Path, data: bytes) -> None:
-    """Writes a new file like `write_atomically`. Raises FileExistsError if there is such a file."""
-    with open_new_below(path.parent, path.name, must_be_new=True) as file:
         file.write(data)
 
 
@@ -359,9 +311,9 @@ def read_json(path: Path) -> Any:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file's content into a new file. Creates folders and raises like `write_blocks`."""
-    with open(source, "rb") as reader, _create(target) as writer:
-        shutil.copyfileobj(reader, writer, _COPY_BYTES)
+    """Copies a file's content into a new file, like `write_blocks`."""
+    with open(source, "rb") as reader:
+        write_blocks(read_blocks(reader), target)
 
 
 def write_blocks(blocks: Iterable[bytes], target: Path) -> Checksums:
@@ -370,20 +322,14 @@ def write_blocks(blocks: Iterable[bytes], target: Path) -> Checksums:
     Makes missing folders. Returns the checksums. Raises MachineError if the disk refused the file.
     """
     checksums = ChecksumAccumulator()
-    with _create(target) as writer:
-        for block in blocks:
-            writer.write(block)
-            checksums.update(block)
-    return checksums.result
-
-
-@contextlib.contextmanager
-def _create(target: Path) -> Iterator[IO[bytes]]:
     with translate_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "xb") as writer:
-            yield writer
+            for block in blocks:
+                writer.write(block)
+                checksums.update(block)
             _flush_to_disk(writer)
+    return checksums.result
 
 
 def link_file(source: Path, target: Path) -> None:
@@ -432,8 +378,7 @@ def staging_folder(
                 staging.mkdir(parents=True, exist_ok=kept is not None)
                 yield staging
                 if marker and not (final / marker).exists():
-                    with contextlib.suppress(FileNotFoundError):
-                        _move_aside(final.name, parent)
+                    _move_aside(final.name, parent)
                 _rename_folder(staging, final, parent)
             finally:
                 _remove_leftovers(final.name, parent)
@@ -465,12 +410,13 @@ def _make_staging_name(name: str) -> str:
 
 
 def _move_aside(name: str, parent: int) -> str | None:
-    """Gives a folder of ours a staging name, which is returned."""
-    if not is_own_folder(name, parent):
-        return None
-    staging = _make_staging_name(name)
-    os.rename(name, staging, src_dir_fd=parent, dst_dir_fd=parent)
-    return staging
+    """Gives a folder of ours a staging name, which is returned. A missing one is ignored."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_own_folder(name, parent):
+            staging = _make_staging_name(name)
+            os.rename(name, staging, src_dir_fd=parent, dst_dir_fd=parent)
+            return staging
+    return None
 
 
 def _remove_leftovers(final: str | None, parent: int) -> None:
@@ -483,29 +429,19 @@ def _remove_leftovers(final: str | None, parent: int) -> None:
 
 
 def remove_staging_folders(folder: Path) -> None:
-    """Removes everything that killed writers have left in a folder.
-
-    The caller makes sure that no other process writes there.
-    """
+    """Removes everything that killed writers have left in a folder, where no process may write."""
     with open_folder(folder) as parent:
         _remove_leftovers(None, parent)
 
 
-def remove_by_rename(folder: Path) -> None:
-    """Removes a folder so that no reader finds it half removed. A missing one is ignored.
+def remove_by_rename(name: str, parent: int) -> None:
+    """Removes a folder in an open folder so that no reader finds it half removed.
 
-    The leftovers of a killed removal are removed together with the stagings. A link or another
-    user's folder is reported and stays.
+    A missing one is ignored. The leftovers of a killed removal are removed together with the
+    stagings. A link or another user's folder is reported and stays.
     """
-    with contextlib.suppress(FileNotFoundError), open_folder(folder.parent) as parent:
-        remove_by_rename_in(folder.name, parent)
-
-
-def remove_by_rename_in(name: str, parent: int) -> None:
-    """Removes a folder in an open folder like `remove_by_rename`."""
-    with contextlib.suppress(FileNotFoundError):
-        if staging := _move_aside(name, parent):
-            remove_folder(staging, parent)
+    if staging := _move_aside(name, parent):
+        remove_folder(staging, parent)
 
 
 def withdraw_folder(folder: Path, marker: str) -> None:
@@ -516,7 +452,7 @@ def withdraw_folder(folder: Path, marker: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError), open_folder(folder.parent) as parent:
         if is_own_folder(folder.name, parent):
-            with open_folder_below(folder.parent, folder.name) as opened:
+            with open_folder(folder.parent, folder.name) as opened:
                 os.unlink(marker, dir_fd=opened)
 
 
@@ -527,11 +463,8 @@ def withdraw_folder(folder: Path, marker: str) -> None:
 def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
     """The descriptor of a folder that only this user can read and write.
 
-    `alternative` is what an operator can do instead if another user has the name.
-
-    Raises:
-      FileNotFoundError: there is no such folder.
-      MachineError: the folder is not private, or it is a link or a file.
+    Raises MachineError for any other folder, a link or a file. The `alternative` is what an
+    operator can do instead of removing it.
     """
     try:
         descriptor = os.open(path, FOLDER_FLAGS)
@@ -557,10 +490,7 @@ def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Removes a folder that this program has made, if it exists.
-
-    A link or another user's folder is reported and stays.
-    """
+    """Removes a folder like `remove_folder`, by its path."""
     with contextlib.suppress(FileNotFoundError), open_folder(folder.parent) as parent:
         remove_folder(folder.name, parent)
 
@@ -568,8 +498,9 @@ def remove_own_folder(folder: Path) -> None:
 def remove_folder(name: str, parent: int, owners: Collection[int] | None = None) -> None:
     """Removes a folder of ours in an open folder with all its content. A missing one is ignored.
 
-    Entries that can't be removed, such as a file that a dying process still writes, are left to the
-    next try. `owners` as in `is_own_folder`.
+    A link or another user's folder is reported and stays. Entries that can't be removed, such as a
+    file that a dying process still writes, are left to the next try. `owners` as in
+    `is_own_folder`.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_own_folder(name, parent, owners):

@@ -11,7 +11,6 @@ therefore needs one listing, and one request for each segment that it has not re
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -21,7 +20,9 @@ import os
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -36,8 +37,7 @@ from pipeline_ops.storage.local_files import (
     translate_write_errors,
     write_blocks,
 )
-from pipeline_ops.storage.object_errors import is_empty_range, translate_errors
-from pipeline_ops.storage.outage import StoreAway, repeat_while_away
+from pipeline_ops.storage.object_requests import is_empty_range, send_request, translate_errors
 from pipeline_ops.storage.request_cache import map_requests, request_once
 from pipeline_ops.storage.store_options import StoreOptions
 from pipeline_ops.storage.store_path import (
@@ -55,33 +55,16 @@ SEGMENT_BYTES = 1 << 18
 """The size beyond which a segment of a file that grows is full."""
 _SEGMENT_DIGITS = 16
 _PARALLEL_READS = 4
-_UPLOAD_MISSING = "NoSuchUpload"
-"""The answer if the last request of an upload is repeated, or the parts are gone."""
 _CONNECTION_SECONDS = 900.0
 """The time after which a connection is read again, because its credentials may have changed."""
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectPath(StorePath):
-    """An object, or the objects below a prefix. See `StorePath` for the methods.
+    """An object below a root such as `s3://bucket/prefix`, or the objects below a prefix."""
 
-    Attributes:
-      root_uri: the URI of the root, such as `s3://bucket/prefix`.
-      options: how to reach it.
-      key: the relative path below the root.
-    """
-
-    root_uri: str = ""
     options: StoreOptions = StoreOptions()
-    key: str = ""
-
-    def _replace_key(self, key: str) -> Self:
-        return dataclasses.replace(self, key=key)
-
-    @property
-    def local(self) -> Path:
-        raise ValueError(f"{self} is not on this host's disk")
 
     @property
     def _bucket(self) -> str:
@@ -153,20 +136,14 @@ class ObjectPath(StorePath):
             return
         yield content
         size = entry.num_bytes if max_bytes is None else min(entry.num_bytes, max_bytes + 1)
-        starts = range(BLOCK_BYTES, size, BLOCK_BYTES)
-        if not starts:
-            return
-        with concurrent.futures.ThreadPoolExecutor(_PARALLEL_READS) as pool:
-            pending = [
-                pool.submit(self.read_range, start, BLOCK_BYTES)
-                for start in starts[:_PARALLEL_READS]
-            ]
-            for start in starts:
-                content = pending.pop(0).result()
-                later = start + _PARALLEL_READS * BLOCK_BYTES
-                if later < size:
-                    pending.append(pool.submit(self.read_range, later, BLOCK_BYTES))
-                yield content
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:  # starts no thread before it is needed
+            pending: deque[Future[bytes]] = deque()
+            for start in range(BLOCK_BYTES, size, BLOCK_BYTES):
+                pending.append(pool.submit(self.read_range, start, BLOCK_BYTES))
+                if len(pending) > _PARALLEL_READS:
+                    yield pending.popleft().result()
+            for response in pending:
+                yield response.result()
 
     def write(self, data: bytes, mode: int = 0o666) -> None:
         self._put(data, "overwrite")
@@ -175,15 +152,9 @@ class ObjectPath(StorePath):
         try:
             self._put(data, "create")
         except FileExistsError:
-            if not self._has_content(data):
+            # It may be this put's own, whose response was lost.
+            if not self._has_content(io.BytesIO(data)):
                 raise
-            # It is this put's own, whose answer was lost.
-
-    def _has_content(self, data: bytes) -> bool:
-        try:
-            return self.read(len(data)) == data
-        except (FileNotFoundError, UnsafePath):
-            return False
 
     def _put(self, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         def put() -> None:
@@ -194,28 +165,22 @@ class ObjectPath(StorePath):
 
     def upload(self, file: Path) -> None:
         num_bytes = file.stat().st_size
-
-        def put() -> None:
-            try:
-                obstore.put(self._client, self._object, file, max_concurrency=4)
-            except (obstore.exceptions.BaseError, OSError) as error:
-                if _UPLOAD_MISSING not in str(error):
-                    raise
-                raise StoreAway(f"{self}: the store has ended the upload") from error
-
         try:
-            self._ask(put, can_be_missing=False)
-        except MachineError as error:  # the answer may be lost
-            if not self._has_file(file):
-                raise MachineError(f"{self} was not uploaded: {error}") from error
+            self._ask(
+                lambda: obstore.put(self._client, self._object, file, max_concurrency=4),
+                can_be_missing=False,
+            )
+        except MachineError as error:  # the response may be lost
+            with open(file, "rb") as opened:
+                if not self._has_content(opened):
+                    raise MachineError(f"{self} was not uploaded: {error}") from error
         count_usage(requests=1 + num_bytes // (5 << 20), written=num_bytes)
 
-    def _has_file(self, file: Path) -> bool:
-        found = self._stat()
-        if found is None or found.num_bytes != file.stat().st_size:
-            return False
-        with open(file, "rb") as opened:
-            return all(opened.read(len(block)) == block for block in self.read_blocks())
+    def _has_content(self, file: IO[bytes]) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            blocks = self.read_blocks()
+            return all(file.read(len(each)) == each for each in blocks) and not file.read(1)
+        return False
 
     @contextlib.contextmanager
     def open_for_writing(self) -> Iterator[IO[bytes]]:
@@ -255,20 +220,6 @@ class ObjectPath(StorePath):
         entries = [_to_entry(meta, folder) for meta in found["objects"]]
         entries += [Entry(name, 0, 0.0, is_folder=True) for name in folders]
         return sorted(entries, key=lambda entry: entry.name)
-
-    def find_in_folders(self, name: str) -> list[Entry]:
-        folders = [each.name for each in self.list_folder() if each.is_folder]
-        names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
-        return request_once(("find", str(self), name), lambda: self._stat_all(names))
-
-    def _stat_all(self, names: list[str]) -> list[Entry]:
-        """The existing ones among some files below a folder."""
-        files = [self / name for name in names]
-        found = dict(zip(files, map_requests(type(self)._stat, files, parallel=16), strict=True))
-        for file in found:
-            request_once(("stat", str(file)), functools.partial(found.get, file))
-        entries = zip(names, found.values(), strict=True)
-        return [dataclasses.replace(entry, name=name) for name, entry in entries if entry]
 
     def walk(self) -> list[Entry]:
         return request_once(("walk", str(self)), self._walk)
@@ -333,16 +284,11 @@ class ObjectPath(StorePath):
     def _to_segment(self, offset: int) -> Self:
         return self / f"{offset:0{_SEGMENT_DIGITS}d}"
 
-    def _ask(self, send: Callable[[], _Answer], can_be_missing: bool = True) -> _Answer:
-        """Sends a request, again while the store is away. Translates its errors."""
+    def _ask(self, send: Callable[[], _Response], can_be_missing: bool = True) -> _Response:
         endpoint = self.options.find_endpoint(self._bucket)
         at = f" at {endpoint}" if endpoint else ""
-
-        def send_once() -> _Answer:
-            with translate_errors(str(self), f"{self.root_uri}{at}", can_be_missing):
-                return send()
-
-        return repeat_while_away(f"{self._bucket}{at}", send_once)
+        root = f"{self.root_uri}{at}"
+        return send_request(send, f"{self._bucket}{at}", str(self), root, can_be_missing)
 
 
 @dataclasses.dataclass
@@ -379,9 +325,8 @@ _making = threading.Lock()
 def open_client(bucket: str, options: StoreOptions) -> Any:
     """The client of a bucket, one for each process.
 
-    Raises:
-      RuntimeError: this process was forked from one with a client. A request would hang for ever.
-      ConfigError: the options or the credentials can't be used.
+    Raises RuntimeError in a process that was forked from one with a client, where a request would
+    hang for ever, and ConfigError if the options or the credentials cannot be used.
     """
     if _has_forked:
         raise RuntimeError(

@@ -7,7 +7,6 @@ options in its environment.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline_ops.storage.object_store import ObjectPath
 
 STORES_VARIABLE = "TRAINYARD_STORES"
+_STORES = TypeAdapter(dict[str, StoreOptions])
 
 
 def is_remote(path_or_uri: str | Path) -> bool:
@@ -32,11 +32,7 @@ def is_remote(path_or_uri: str | Path) -> bool:
 
 
 def validate_no_credentials(uri: str) -> str:
-    """Returns a URI that holds no user name or password.
-
-    Raises:
-      ValueError: the URI holds one. The message does not repeat it.
-    """
+    """Returns a URI that holds no user name or password. The ValueError does not repeat them."""
     scheme, separator, rest = uri.partition("://")
     if separator and "@" in rest.partition("/")[0]:
         raise ValueError(
@@ -49,8 +45,7 @@ def validate_no_credentials(uri: str) -> str:
 def make_store_environment(root: StorePath) -> dict[str, str]:
     """The variables with which a child process reaches a root, with credentials of a connection.
 
-    Raises:
-      ConfigError: the connection cannot be read.
+    Raises ConfigError if the connection cannot be read.
     """
     if root.options is None:
         return {}
@@ -61,28 +56,19 @@ def make_store_environment(root: StorePath) -> dict[str, str]:
 
 def _find_options(uri: str) -> StoreOptions:
     """The options in the environment of this process, of the longest root that holds a URI."""
-    known = _parse_stores(os.environ.get(STORES_VARIABLE, "{}"))
+    known = _STORES.validate_json(os.environ.get(STORES_VARIABLE, "{}"))
     roots = [root for root in known if f"{uri}/".startswith(f"{root}/")]
     return known[max(roots, key=len)] if roots else StoreOptions()
 
 
-@functools.lru_cache(maxsize=8)
-def _parse_stores(text: str) -> dict[str, StoreOptions]:
-    return TypeAdapter(dict[str, StoreOptions]).validate_json(text)
-
-
 def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePath:
-    """The root of a store.
+    """The root of a store, a local folder or a URI.
 
-    Args:
-      root: a local folder, or a URI.
-      options: how to reach a bucket. None for what the environment says.
-
-    Raises:
-      ConfigError: the URI is not one of a bucket.
+    Without options, the environment says how to reach a bucket. Raises ConfigError if the URI is
+    not one of a bucket.
     """
     if not is_remote(root):
-        return LocalPath(Path(os.path.abspath(str(root).removeprefix("file://"))))
+        return LocalPath(os.path.abspath(str(root).removeprefix("file://")))
     uri = str(root).rstrip("/")
     scheme, _, rest = uri.partition("://")
     if scheme not in SCHEMES or not rest or "::" in uri:
@@ -94,30 +80,20 @@ def open_root(root: str | Path, options: StoreOptions | None = None) -> StorePat
 
 
 def open_path(uri: str | Path, options: StoreOptions | None = None) -> StorePath:
-    """A file or folder by its path or URI. The folder that holds it is its store's root.
-
-    Takes the arguments of `open_root`, and raises its errors.
-    """
-    if is_remote(uri):
-        folder, _, name = str(uri).rstrip("/").rpartition("/")
-        return open_root(folder, options) / name
-    path = Path(os.path.abspath(str(uri).removeprefix("file://")))
-    return open_root(path.parent) / path.name
+    """A file or folder by its path or URI, like `open_root`. Its folder is its store's root."""
+    if not is_remote(uri):
+        uri = os.path.abspath(str(uri).removeprefix("file://"))
+    folder, _, name = str(uri).rstrip("/").rpartition("/")
+    return open_root(folder or "/", options) / name
 
 
 def open_near(root: StorePath, uri: str) -> StorePath:
-    """A file or folder by its path or URI, with the options of a root if it is below that.
-
-    Raises the errors of `open_root`.
-    """
+    """A file or folder by its path or URI, with the options of a root if it is below that."""
     return open_path(uri, root.options if uri.startswith(f"{root}/") else None)
 
 
 def open_bucket(root: str, options: StoreOptions | None = None) -> ObjectPath:
-    """The root of a URI, also of one on a web server, where it can only be read.
-
-    Takes the arguments of `open_root`.
-    """
+    """The root of a URI like `open_root`, also of one on a web server, where it is only read."""
     # Here, because most processes use a folder only.
     from pipeline_ops.storage.object_store import ObjectPath
 

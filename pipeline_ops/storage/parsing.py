@@ -7,6 +7,8 @@ is limited where the file is opened.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,18 +18,16 @@ from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, StorePath
 
 _MAX_PROBLEMS = 3
 Model = TypeVar("Model")
-_adapters: dict[object, TypeAdapter[Any]] = {}
+_make_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def parse_json_as(model: type[Model], content: bytes | str, source: object) -> Model:
     """Parses a JSON text into a value of `model`, a pydantic class.
 
-    Raises:
-      DataError: the text is not JSON, or does not fit the model. The message names the source.
+    Raises DataError with the source if the text is not JSON or does not fit the model.
     """
-    adapter = _adapters.get(model) or _adapters.setdefault(model, TypeAdapter(model))
     try:
-        value: Model = adapter.validate_json(content)
+        value: Model = _make_adapter(model).validate_json(content)
         return value
     except ValidationError as error:
         raise DataError(
@@ -40,9 +40,7 @@ def read_json_as(
 ) -> Model | None:
     """The value in a file, or None if there is no such file.
 
-    Raises:
-      DataError: the file is a link or too large, or its content does not fit the model.
-      OSError: the disk failed.
+    Raises DataError if it is a link or too large, or its content does not fit the model.
     """
     try:
         content = file.read(max_bytes)

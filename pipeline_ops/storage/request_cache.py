@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ class _RequestCache:
     """The responses of one block of `cache_requests`, and the threads that prefetch."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._responses = dict[Hashable, Future[Any]]()
         self._is_over = False
         self.threads = ThreadPoolExecutor(_PARALLEL)  # starts no thread before it is needed
@@ -34,37 +32,27 @@ class _RequestCache:
         Concurrent reads of one key share a single request and its error. A missing object is cached
         as well. After any other error the next read requests it again.
         """
-        while True:
-            with self._lock:
-                if self._is_over:
-                    raise RuntimeError("the block of this request is over")
-                is_new = key not in self._responses
-                response = self._responses.setdefault(key, Future())
-            if is_new:
-                return self._request(key, request, response)
+        own: Future[Any] = Future()
+        while (response := self._responses.setdefault(key, own)) is not own:
             error = response.exception()
             if error is None or isinstance(error, Exception):
                 return response.result()  # type: ignore[no-any-return]  # as `request` returned it
-
-    def end(self) -> None:
-        """Waits for the requests that are under way. No further ones are made."""
-        with self._lock:
-            self._is_over = True
-        self.threads.shutdown(cancel_futures=True)
-
-    def _request(
-        self, key: Hashable, request: Callable[[], _Value], response: Future[Any]
-    ) -> _Value:
         try:
+            if self._is_over:
+                raise RuntimeError("the block of this request is over")
             found = request()
         except BaseException as error:
             if not isinstance(error, FileNotFoundError):
-                with self._lock:
-                    del self._responses[key]
-            response.set_exception(error)
+                del self._responses[key]
+            own.set_exception(error)
             raise
-        response.set_result(found)
+        own.set_result(found)
         return found
+
+    def end(self) -> None:
+        """Waits for the requests that are under way. No further ones are made."""
+        self._is_over = True
+        self.threads.shutdown(cancel_futures=True)
 
 
 _cache: contextvars.ContextVar[_RequestCache | None] = contextvars.ContextVar(
@@ -98,14 +86,9 @@ def prefetch(*requests: Callable[[], object]) -> None:
 
     Later readers wait for the same responses, and get the errors. Does nothing without a block.
     """
-
-    def send(request: Callable[[], object]) -> None:
-        with contextlib.suppress(Exception):  # the reader that needs the response repeats it
-            request()
-
     if cache := _cache.get():
         for request in requests:
-            cache.threads.submit(contextvars.copy_context().run, send, request)
+            cache.threads.submit(contextvars.copy_context().run, request)
 
 
 def map_requests(
@@ -113,11 +96,13 @@ def map_requests(
 ) -> list[_Value]:
     """Calls a function for each item, several at a time, and returns the results in order.
 
-    A request mostly waits. The calls share the cache of a block of `cache_requests`.
+    It is for work that mostly waits or releases the interpreter lock. The calls share the cache of
+    a block of `cache_requests`. After an error, no further ones begin.
     """
     items = list(items)
-    if len(items) < 2:
+    threads = min(parallel, len(items))
+    if threads < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(min(parallel, len(items))) as pool:
-        calls = [pool.submit(contextvars.copy_context().run, function, item) for item in items]
-        return [call.result() for call in calls]
+    contexts = [contextvars.copy_context() for _ in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda each, item: each.run(function, item), contexts, items))

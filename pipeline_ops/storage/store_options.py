@@ -12,9 +12,9 @@ import contextvars
 import datetime as dt
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -31,12 +31,17 @@ SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
 READ_SCHEMES = (*SCHEMES, *_WEB_SCHEMES)
 """The schemes of the places that can be read."""
-_MAX_RETRIES, _RETRY_SECONDS, _REQUEST_SECONDS = 10, 5, 300
-"""The limits of the client. An outage that is longer is waited for in `outage.py`."""
-_BACKOFF = {
-    "init_backoff": dt.timedelta(seconds=0.1),
-    "max_backoff": dt.timedelta(seconds=3),
-    "base": 2,
+_REQUEST_SECONDS = 300
+_RETRY_SECONDS = 5
+"""For how long the client repeats a request. An outage that is longer is waited for in Python."""
+_RETRIES: dict[str, Any] = {
+    "max_retries": 10,
+    "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS),
+    "backoff": {
+        "init_backoff": dt.timedelta(seconds=0.1),
+        "max_backoff": dt.timedelta(seconds=3),
+        "base": 2,
+    },
 }
 
 
@@ -54,11 +59,6 @@ LONGEST_TRY_SECONDS = JOB_PATIENCE.silence + _RETRY_SECONDS
 _repeat_seconds: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "trainyard_repeat_seconds", default=None
 )
-
-
-def get_patience() -> Patience:
-    """Returns how long a client that is made now waits for its store."""
-    return _patience
 
 
 def get_repeat_seconds() -> int:
@@ -123,11 +123,10 @@ class StoreOptions(BaseModel):
 
     def make_arguments(self, root: str) -> dict[str, Any]:
         """The arguments of obstore's clients. Raises ConfigError for an unreadable CA file."""
-        scheme, credentials = root.partition("://")[0], self.read_credentials(root)
+        scheme, config = root.partition("://")[0], self.read_credentials(root)
         names = _ENDPOINT_VARIABLES.get(scheme, ())
-        named = next((credentials.pop(name) for name in names if name in credentials), None)
+        named = next((config.pop(name) for name in names if name in config), None)
         endpoint = self.endpoint or named or self.find_endpoint(root)
-        config = credentials | ({_ENDPOINT_KEYS[scheme]: endpoint} if endpoint else {})
         client: dict[str, Any] = {
             "timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
             "read_timeout": dt.timedelta(seconds=_patience.silence),
@@ -143,44 +142,52 @@ class StoreOptions(BaseModel):
                     f"storage.ca_file: {self.ca_file} cannot be read: {error.strerror}. Name a "
                     "file with certificates in PEM format."
                 ) from None
-        return {
-            **({} if scheme in _WEB_SCHEMES else {"config": config}),
-            "client_options": client,
-            "retry_config": {
-                "max_retries": _MAX_RETRIES,
-                "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS),
-                "backoff": _BACKOFF,
-            },
-        }
+        arguments = {"client_options": client, "retry_config": _RETRIES}
+        if scheme in SCHEMES:
+            if endpoint:
+                config[_ENDPOINT_KEYS[scheme]] = endpoint
+            arguments["config"] = config
+        return arguments
 
 
-class Connection(Protocol):
-    """The parts of an Airflow connection that are used here."""
-
-    login: str | None
-    password: str | None
-    host: str | None
-
-    @property
-    def extra_dejson(self) -> dict[str, Any]:
-        """The further fields of the connection."""
-
-
-_S3_EXTRAS = {
-    "aws_session_token": "AWS_SESSION_TOKEN",
-    "region_name": "AWS_REGION",
-    "endpoint_url": "AWS_ENDPOINT_URL",
+_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "s3": {
+        "AWS_ACCESS_KEY_ID": ("login", "aws_access_key_id"),
+        "AWS_SECRET_ACCESS_KEY": ("password", "aws_secret_access_key"),
+        "AWS_SESSION_TOKEN": ("aws_session_token",),
+        "AWS_REGION": ("region_name",),
+        "AWS_ENDPOINT_URL": ("endpoint_url",),
+    },
+    "gs": {
+        "GOOGLE_SERVICE_ACCOUNT": ("key_path",),
+        "GOOGLE_SERVICE_ACCOUNT_KEY": ("keyfile_dict",),
+    },
+    "az": {
+        "AZURE_STORAGE_ACCOUNT_NAME": ("login",),
+        "AZURE_STORAGE_ACCOUNT_KEY": ("password",),
+        "AZURE_STORAGE_SAS_KEY": ("sas_token",),
+    },
+    "application in az": {
+        "AZURE_STORAGE_ACCOUNT_NAME": ("account",),
+        "AZURE_STORAGE_CLIENT_ID": ("login",),
+        "AZURE_STORAGE_CLIENT_SECRET": ("password",),
+        "AZURE_STORAGE_TENANT_ID": ("tenant_id",),
+        "AZURE_STORAGE_SAS_KEY": ("sas_token",),
+    },
 }
-_AZURE_EXTRAS = {"sas_token": "AZURE_STORAGE_SAS_KEY", "tenant_id": "AZURE_STORAGE_TENANT_ID"}
+"""The variables for each kind of bucket, with the fields of a connection that have their values.
+
+With a tenant, the login of a connection to Azure is that of an application.
+"""
 _UNREAD_EXTRAS = frozenset(
     {"role_arn", "profile_name", "assume_role_method", "impersonation_chain", "connection_string"}
 )
 """Ways to get credentials that Airflow's own hooks know."""
-_reader: Callable[[str], Connection] | None = None
+_reader: Callable[[str], Any] | None = None
 
 
-def set_connection_reader(reader: Callable[[str], Connection]) -> None:
-    """Sets the function that reads a connection by its id, for this process."""
+def set_connection_reader(reader: Callable[[str], Any]) -> None:
+    """Sets the function that reads an Airflow connection by its id, for this process."""
     global _reader
     _reader = reader
 
@@ -206,60 +213,26 @@ def read_credentials(connection_id: str, root: str) -> dict[str, str]:
             f"({type(error).__name__}). Create it in Airflow for tasks, and in a terminal as the "
             f"variable AIRFLOW_CONN_{connection_id.upper()}."
         ) from None
-    extras = {name for name, value in connection.extra_dejson.items() if value}
-    if unread := sorted(_UNREAD_EXTRAS & extras):
+    fields = connection.extra_dejson | {
+        "login": connection.login,
+        "password": connection.password,
+        "account": (connection.host or "").partition(".")[0],
+    }
+    if unread := sorted(name for name in _UNREAD_EXTRAS if fields.get(name)):
         raise ConfigError(
             f"storage.connection: the Airflow connection {connection_id} sets {', '.join(unread)}, "
             "which is not read. Give it keys, or let the program's own role reach the bucket and "
             "leave storage.connection out."
         )
-    variables = _TRANSLATORS[root.partition("://")[0]](connection)
-    found = {name: str(value) for name, value in variables.items() if value}
+    scheme = root.partition("://")[0]
+    kind = "application in az" if scheme == "az" and fields.get("tenant_id") else scheme
+    found = {}
+    for variable, names in _VARIABLES[kind].items():
+        if value := next(filter(None, map(fields.get, names)), None):
+            found[variable] = json.dumps(value) if isinstance(value, dict) else str(value)
     if not found:
         raise ConfigError(
             f"storage.connection: the Airflow connection {connection_id} has no credentials for "
-            f"{root.partition('://')[0]}://. Name a connection of the type of that store."
+            f"{scheme}://. Name a connection of the type of that store."
         )
     return found
-
-
-def _translate_s3(connection: Connection) -> dict[str, Any]:
-    extra = connection.extra_dejson
-    return {
-        "AWS_ACCESS_KEY_ID": connection.login or extra.get("aws_access_key_id"),
-        "AWS_SECRET_ACCESS_KEY": connection.password or extra.get("aws_secret_access_key"),
-    } | _rename(extra, _S3_EXTRAS)
-
-
-def _translate_gs(connection: Connection) -> dict[str, Any]:
-    extra = connection.extra_dejson
-    key = extra.get("keyfile_dict")
-    return {
-        "GOOGLE_SERVICE_ACCOUNT": extra.get("key_path"),
-        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key) if isinstance(key, dict) else key,
-    }
-
-
-def _translate_az(connection: Connection) -> dict[str, Any]:
-    extra = connection.extra_dejson
-    if extra.get("tenant_id"):  # the login is then that of an application
-        return {
-            "AZURE_STORAGE_ACCOUNT_NAME": (connection.host or "").partition(".")[0],
-            "AZURE_STORAGE_CLIENT_ID": connection.login,
-            "AZURE_STORAGE_CLIENT_SECRET": connection.password,
-        } | _rename(extra, _AZURE_EXTRAS)
-    return {
-        "AZURE_STORAGE_ACCOUNT_NAME": connection.login,
-        "AZURE_STORAGE_ACCOUNT_KEY": connection.password,
-    } | _rename(extra, _AZURE_EXTRAS)
-
-
-def _rename(extra: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {new: extra.get(old) for old, new in names.items()}
-
-
-_TRANSLATORS: Mapping[str, Callable[[Connection], dict[str, Any]]] = {
-    "s3": _translate_s3,
-    "gs": _translate_gs,
-    "az": _translate_az,
-}

@@ -20,13 +20,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol, Self
 
+from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.checksums import Checksums
+from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_options import StoreOptions
 
 BLOCK_BYTES = 4 << 20
 """The size of the parts in which large files are read."""
 MAX_RECORD_BYTES = 4 << 20
 """The size limit for a small file that one process writes and another one reads."""
+
+
+class StoreAway(MachineError):
+    """The store does not respond, or it cannot work now. A request may have been carried out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,39 +66,26 @@ class LogWriter(Protocol):
         """Adds bytes to the end. Readers see all of them or none."""
 
 
+@dataclasses.dataclass(frozen=True)
 class StorePath(abc.ABC):
-    """A file or folder in a store. It need not exist.
+    """A file or folder in a store. It need not exist. `LocalPath` and `ObjectPath` are the kinds.
 
-    `LocalPath` and `ObjectPath` are the two kinds. `key` is the relative path below the root of the
-    store, as `parse_relative_path` accepts it. The root itself is the key "".
+    Attributes:
+      root_uri: the path or URI of the store's root, without a slash at the end.
+      options: how to reach its bucket. None for a place in a folder.
+      key: the relative path below the root, as `parse_relative_path` accepts it. "" for the root.
     """
 
-    key: str
-
-    @property
-    @abc.abstractmethod
-    def root_uri(self) -> str:
-        """The path or URI of the root, without a slash at the end."""
-
-    @property
-    @abc.abstractmethod
-    def options(self) -> StoreOptions | None:
-        """How to reach its bucket. None for a place in a folder."""
-
-    @property
-    @abc.abstractmethod
-    def local(self) -> Path:
-        """The path on this host. Raises ValueError for a place in a bucket."""
-
-    @abc.abstractmethod
-    def _replace_key(self, key: str) -> Self:
-        """Returns another place of the same store."""
+    root_uri: str
+    options: StoreOptions | None = None
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.root_uri}/{self.key}" if self.key else self.root_uri
 
     def __truediv__(self, name: str) -> Self:
-        return self._replace_key(f"{self.key}/{name}" if self.key else str(name))
+        key = f"{self.key}/{name}" if self.key else str(name)
+        return dataclasses.replace(self, key=key)
 
     @property
     def is_local(self) -> bool:
@@ -100,9 +93,16 @@ class StorePath(abc.ABC):
         return self.options is None
 
     @property
+    def local(self) -> Path:
+        """The path on this host. Raises ValueError for a place in a bucket."""
+        if not self.is_local:
+            raise ValueError(f"{self} is not on this host's disk")
+        return Path(self.root_uri, self.key)
+
+    @property
     def root(self) -> Self:
         """The root of its store."""
-        return self._replace_key("")
+        return dataclasses.replace(self, key="")
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ class StorePath(abc.ABC):
         """The folder that holds it. Raises ValueError for the root, which is the limit."""
         if not self.key:
             raise ValueError(f"{self} is the root of its store")
-        return self._replace_key(self.key.rpartition("/")[0])
+        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> Self:
         return self.parent / name
@@ -142,10 +142,9 @@ class StorePath(abc.ABC):
     def create(self, data: bytes) -> None:
         """Writes a new file. Of several writers at the same time, one succeeds.
 
-        Raises:
-          FileExistsError: there is such a file with another content. If the content is the same,
-            the file may be this call's own, whose answer was lost. Writers that must know who was
-            first therefore write different contents.
+        Raises FileExistsError if there is such a file with another content. If the content is the
+        same, the file may be this call's own, whose response was lost. Writers that must know who
+        was first therefore write different contents.
         """
 
     @abc.abstractmethod
@@ -178,9 +177,20 @@ class StorePath(abc.ABC):
     def list_folder(self) -> list[Entry]:
         """The files and folders directly in a folder, by name. Empty if there is no such folder."""
 
-    @abc.abstractmethod
     def find_in_folders(self, name: str) -> list[Entry]:
-        """The files `*/<name>` below a folder, in any order, as `walk` would return them."""
+        """The files `*/<name>` below a folder, as `walk` would return them.
+
+        Folders whose names begin with a dot are left out.
+        """
+        folders = [each.name for each in self.list_folder() if each.is_folder]
+        names = [f"{folder}/{name}" for folder in folders if not folder.startswith(".")]
+        parallel = 1 if self.is_local else 16
+        found = map_requests(lambda each: (self / each).stat(), names, parallel)
+        return [
+            dataclasses.replace(entry, name=each)
+            for each, entry in zip(names, found, strict=True)
+            if entry
+        ]
 
     @abc.abstractmethod
     def walk(self) -> list[Entry]:
@@ -212,10 +222,7 @@ class StorePath(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class StoreUsage:
-    """A number of requests to buckets, and the bytes that went each way.
-
-    Repetitions by the client itself are not counted.
-    """
+    """Requests to buckets, and bytes each way. Repetitions by the client are not counted."""
 
     requests: int = 0
     bytes_read: int = 0

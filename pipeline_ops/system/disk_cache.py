@@ -26,11 +26,11 @@ from pipeline_ops.storage.local_files import (
     FOLDER_FLAGS,
     make_write_error,
     open_private_folder,
-    remove_by_rename,
     remove_own_folder,
     staging_folder,
     warn_unowned_folder,
 )
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_lock
 
 
@@ -216,7 +216,7 @@ def _remove_if_unused(path: Path) -> bool:
         return True
     try:
         if is_unused := try_lock(folder):
-            remove_by_rename(path)
+            open_path(path).remove_tree()
         return is_unused
     finally:
         os.close(folder)

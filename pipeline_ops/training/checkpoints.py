@@ -44,7 +44,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import Checksums, compute_checksums
-from pipeline_ops.storage.local_files import link_file, open_atomically, remove_own_folder
+from pipeline_ops.storage.local_files import link_file, open_new_below, remove_own_folder
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock
@@ -540,7 +540,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes one .npz file, array by array, without a second copy in memory."""
-    with open_atomically(path) as file:
+    with open_new_below(path.parent, path.name) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # taken for `allow_pickle`
 
 

@@ -195,8 +195,8 @@ def test_beam_gets_the_keys_and_the_options():
         ("one line", "one line"),
         (
             "java.lang.RuntimeException: Traceback (most recent call last):\n"
-            "pipeline_ops.storage.outage.StoreAway: s3://bucket: refused\n",
-            "pipeline_ops.storage.outage.StoreAway: s3://bucket: refused",
+            "pipeline_ops.storage.store_path.StoreAway: s3://bucket: refused\n",
+            "pipeline_ops.storage.store_path.StoreAway: s3://bucket: refused",
         ),
         (
             "java.lang.RuntimeException: Error received from SDK harness for instruction 4: "

@@ -57,7 +57,7 @@ def pipeline(tmp_path) -> Pipeline:
         ("../x", "must be the name of a file in"),
         ("twise", "twise.yaml; the nearest valid name is 'twice'"),
         ("twice.yaml", "twice.yaml.yaml; write it without .yaml: twice"),
-        ("twice.yml", "twice.yml.yaml; write it without .yaml: twice"),
+        ("twice.yml", "twice.yml.yaml; write it without .yml: twice"),
     ],
 )
 @pytest.mark.parametrize("key", ["evaluate.runs_on", "train.hosts"])

@@ -37,8 +37,7 @@ from simulated_clients import ROOT, Client, Killed, Simulation
 
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.retention.collector import Options, collect
-from pipeline_ops.retention.usage import record_use
+from pipeline_ops.retention.collector import Options, collect, record_use
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.lease import hold_lease
 

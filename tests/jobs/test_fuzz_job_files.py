@@ -23,7 +23,7 @@ from pipeline_ops.jobs.cancellation import StoredJob, read_cancellation_reason
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, parse_progress
 from pipeline_ops.jobs.request import Request, Status, read_status
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
-from pipeline_ops.storage.local_files import UnsafePath, parse_relative_path, read_below
+from pipeline_ops.storage.local_files import UnsafePath, parse_relative_path
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import parse_json_as, read_json_as
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members, kill_group
@@ -250,7 +250,7 @@ def test_a_path_of_any_text_stays_below_its_folder_or_is_refused(text):
         return
     assert os.path.normpath(f"/root/{path}") == f"/root/{path}"
     with pytest.raises((FileNotFoundError, UnsafePath)):
-        read_below(Path("/proc/self/fdinfo"), f"none/{path}", 10)
+        (open_root("/proc/self/fdinfo") / f"none/{path}").read(10)
 
 
 @fuzz

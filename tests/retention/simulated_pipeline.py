@@ -168,8 +168,7 @@ class SimulatedPipeline:
 
     def collect(self, day: float, **options) -> Report:
         """Collects in the evening of a day."""
-        now = self.start + day * DAY + 1000
-        return collect(self.config, Options(read_clock=lambda _: now, **options))
+        return collect(self.config, Options(now=self.start + day * DAY + 1000, **options))
 
 
 def make_input(uri: str) -> Input:

@@ -15,7 +15,7 @@ from pipeline_ops.retention.inventory import (
     StoredArtifact,
     StoredRun,
 )
-from pipeline_ops.retention.needs import DAY_SECONDS, Policy, find_needs
+from pipeline_ops.retention.needs import DAY_SECONDS, Needs, Policy
 from pipeline_ops.storage.store_path import Entry
 
 NOW = 1000 * DAY_SECONDS
@@ -52,11 +52,10 @@ def make_run(day: int, **changes) -> StoredRun:
     return StoredRun(**values)
 
 
-def find(days, runs=(), versions=(), keep: Keep | None = KEEP, artifacts=(), **policy):
-    inventory = Inventory(
-        (*(make_artifact(job, day) for job in JOBS for day in days), *artifacts), tuple(runs), ()
-    )
-    return find_needs(inventory, versions, Policy(keep, **policy), "p", NOW)
+def find(days, runs=(), versions=(), keep: Keep | None = KEEP, artifacts=(), **policy) -> Needs:
+    made = [make_artifact(job, day) for job in JOBS for day in days]
+    inventory = Inventory("p", [*made, *artifacts], [*runs], versions=[*versions])
+    return Needs(inventory, Policy(keep, NOW, **policy))
 
 
 def days_of(needs, job: str) -> set[int]:

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from pipeline_ops.storage.checksums import compute_checksums, map_in_threads
+from pipeline_ops.storage.checksums import compute_checksums
 
 _EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _DIGITS = "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"
@@ -24,9 +24,3 @@ def test_the_checksums_are_crc32c_and_sha256(content, crc32c, sha256):
 def test_a_content_of_several_blocks_has_the_checksums_of_the_whole():
     content = bytes(range(256)) * 10_000
     assert compute_checksums(io.BytesIO(content)).sha256 == hashlib.sha256(content).hexdigest()
-
-
-def test_results_come_in_the_order_of_the_items_and_an_error_is_not_lost():
-    assert map_in_threads(lambda number: number * 2, range(100)) == list(range(0, 200, 2))
-    with pytest.raises(ZeroDivisionError):
-        map_in_threads(lambda number: 1 / number, [1, 2, 0, 3])

@@ -18,7 +18,6 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage import local_files
 from pipeline_ops.storage.local_files import (
     copy_file,
-    create_atomically,
     link_exclusively,
     link_file,
     read_json,
@@ -27,6 +26,7 @@ from pipeline_ops.storage.local_files import (
     write_atomically,
     write_json,
 )
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.locks import exclusive_lock
 
 
@@ -87,18 +87,18 @@ def test_a_reader_never_sees_half_a_file_however_many_threads_write_it(tmp_path)
 
 def test_two_hosts_that_create_one_file_do_not_share_a_temporary_file(tmp_path, monkeypatch):
     """Containers on several hosts may have equal process and thread numbers."""
-    path = tmp_path / "record.json"
+    record = open_path(tmp_path / "record.json")
 
-    def create_first(*names) -> None:
-        if not path.exists():
+    def create_first(*names) -> bool:
+        if not record.exists():
             monkeypatch.setattr(local_files, "link_exclusively", link_exclusively)
-            create_atomically(path, b"of the faster one")
-        link_exclusively(*names)
+            record.create(b"of the faster one")
+        return link_exclusively(*names)
 
     monkeypatch.setattr(local_files, "link_exclusively", create_first)
     with pytest.raises(FileExistsError):
-        create_atomically(path, b"of the slower one")
-    assert path.read_bytes() == b"of the faster one"
+        record.create(b"of the slower one")
+    assert record.read() == b"of the faster one"
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 

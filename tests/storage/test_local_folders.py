@@ -11,13 +11,13 @@ import pytest
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.local_files import (
     open_folder,
-    remove_by_rename,
     remove_folder,
     remove_own_folder,
     remove_staging_folders,
     staging_folder,
     withdraw_folder,
 )
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.locks import exclusive_lock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,10 @@ def victim(tmp_path) -> Path:
     return folder
 
 
+def remove_tree(folder: Path) -> None:
+    open_path(folder).remove_tree()
+
+
 def withdraw(folder: Path) -> None:
     withdraw_folder(folder, "thesis")
 
@@ -69,7 +73,7 @@ def replace(folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("remove", [remove_own_folder, remove_by_rename, withdraw, replace])
+@pytest.mark.parametrize("remove", [remove_own_folder, remove_tree, withdraw, replace])
 def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(
     tmp_path, victim, remove, caplog
 ):
@@ -83,7 +87,7 @@ def test_a_link_in_the_place_of_a_folder_stays_with_what_it_leads_to(
     )
 
 
-@pytest.mark.parametrize("remove", [remove_own_folder, remove_by_rename])
+@pytest.mark.parametrize("remove", [remove_own_folder, remove_tree])
 def test_a_folder_of_ours_goes_with_all_in_it_and_links_in_it_are_not_followed(
     tmp_path, victim, remove
 ):

@@ -14,11 +14,11 @@ from pipeline_ops.storage.local_files import (
     RelativePath,
     UnsafePath,
     open_below,
-    open_folder_below,
+    open_folder,
     open_new_below,
     parse_relative_path,
-    read_below,
 )
+from pipeline_ops.storage.open_store import open_root
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,10 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
+def read_below(root, path, max_bytes) -> bytes:
+    return (open_root(root) / path).read(max_bytes)
+
+
 def test_a_file_below_a_root_is_read(root):
     assert read_below(root, "file", 7) == b"content"
     assert read_below(root, "folder/deep/file", 100) == b"deep content"
@@ -177,11 +181,11 @@ def test_a_link_in_the_place_of_a_written_file_is_replaced_and_not_followed(root
 
 
 def test_a_folder_below_a_root_is_opened_for_work_relative_to_it(root):
-    with open_folder_below(root, "folder/deep") as descriptor:
+    with open_folder(root, "folder/deep") as descriptor:
         assert os.listdir(descriptor) == ["file"]
     for path in ("linked_folder", "folder/up", "file", "inner_link"):
         with pytest.raises(UnsafePath):
-            open_folder_below(root, path).__enter__()
+            open_folder(root, path).__enter__()
 
 
 def test_no_descriptor_is_leaked(root):

@@ -13,8 +13,8 @@ from object_servers.fault_proxy import FaultProxy
 from object_servers.fixtures import set_environment
 
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.outage import StoreAway
 from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.storage.store_path import StoreAway
 from pipeline_ops.system import lease as lease_module
 from pipeline_ops.system.lease import hold_lease
 from pipeline_ops.system.locks import ResourceHeld

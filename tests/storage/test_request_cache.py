@@ -61,6 +61,12 @@ def test_that_there_is_nothing_is_an_answer():
     assert question.times == 1
 
 
+def test_results_come_in_the_order_of_the_items_and_an_error_is_not_lost():
+    assert map_requests(lambda number: number * 2, range(100)) == list(range(0, 200, 2))
+    with pytest.raises(ZeroDivisionError):
+        map_requests(lambda number: 1 / number, [1, 2, 0, 3])
+
+
 def test_nothing_is_asked_after_the_end_of_a_block():
     question, later = Question("answer"), []
     with cache_requests():

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.storage.local_files import create_atomically
+from pipeline_ops.storage.open_store import open_path
 
 TESTS = Path(__file__).parents[1]
 WITHOUT = {
@@ -87,12 +87,13 @@ def test_of_many_who_write_the_same_record_one_is_told_that_it_has_it(tmp_path, 
 import os, time
 from pathlib import Path
 from pipeline_ops.errors import MachineError
-from pipeline_ops.storage.local_files import create_atomically
+from pipeline_ops.storage.open_store import open_root
 while not os.path.exists(sys.argv[1] + "/go"):
     time.sleep(0.001)
 for number in range(200):
     try:
-        create_atomically(Path(sys.argv[1], "records", str(number)), sys.argv[2].encode() * 1000)
+        file = open_root(Path(sys.argv[1], "records")) / str(number)
+        file.create(sys.argv[2].encode() * 1000)
         print(number)
     except FileExistsError:
         pass
@@ -139,5 +140,5 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path
     monkeypatch.setattr(secrets, "token_hex", lambda num_bytes: "guessed")
     (tmp_path / ".record.guessed.tmp").symlink_to(victim)
     with pytest.raises(MachineError, match="cannot write .*record"):
-        create_atomically(tmp_path / "record", b"theirs")
+        open_path(tmp_path / "record").create(b"theirs")
     assert victim.read_text() == "mine"

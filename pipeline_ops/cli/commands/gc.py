@@ -9,8 +9,9 @@ from pathlib import Path
 from pipeline_ops.cli.arguments import Commands, add_command, add_configs, list_config_files
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.retention.collector import Options, Report, Total, collect, explain_path
+from pipeline_ops.retention.collector import Options, Report, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
+from pipeline_ops.retention.inventory import Total
 
 _MAX_FOREIGN_SHOWN = 5
 _UNITS = {"d": 86400, "h": 3600}

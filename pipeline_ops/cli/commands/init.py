@@ -34,7 +34,6 @@ from pipeline_ops.jobs.model_check import (
     validate_training,
 )
 from pipeline_ops.planning.inputs import make_path_input
-from pipeline_ops.storage.local_files import create_atomically, write_atomically
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.host import find_gpu_problem, find_gpus
 
@@ -156,7 +155,8 @@ def init(arguments: argparse.Namespace) -> int:
         budget = fit_to_budget(settings, data, times, arguments.minutes)
         text = render(settings=budget.settings, budget=budget)
     try:
-        (write_atomically if arguments.force else create_atomically)(output, text.encode())
+        place = open_path(output)
+        (place.write if arguments.force else place.create)(text.encode())
     except FileExistsError:
         raise _make_exists_error(output) from None
     _print_data(folder, match, data, view.is_complete)

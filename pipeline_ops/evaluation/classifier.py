@@ -1,44 +1,109 @@
-"""Evaluation of a classifier: its metrics with intervals, slices, and examples to show.
+"""Evaluation of a classifier: its answers, metrics with intervals, slices, and examples to show.
 
-Champion and challenger answer for the same examples, as they are served.
+Champion and challenger answer for the same examples, as they are served, in one pass over the
+shards. Only a few numbers of each example stay in memory. The probabilities of all classes go to a
+file without a name, so memory does not limit the size of the test split. Only the images that the
+report shows are kept.
+
+Legend: N examples, C classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import hashlib
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline_ops.config.evaluate import Evaluate
-from pipeline_ops.evaluation.groups import (
+from pipeline_ops.config.evaluate import Evaluate, Slice
+from pipeline_ops.errors import DataError
+from pipeline_ops.evaluation.inputs import Inputs, measure_models
+from pipeline_ops.evaluation.metrics import (
+    SEED,
+    Curves,
     Group,
+    ModelPredictions,
     build_group,
     build_slice_groups,
-    list_required_features,
+    compare,
+    evaluate_model,
+    find_in_top_k,
 )
-from pipeline_ops.evaluation.inputs import Inputs
-from pipeline_ops.evaluation.metrics import Curves, ModelPredictions, compare, evaluate_model
-from pipeline_ops.evaluation.predictions import ShownExample, measure_models, predict_all
-from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.input.saved_model_client import (
+    EncodedBatch,
+    SavedModelClient,
+    read_encoded_batches,
+)
 from pipeline_ops.jobs.runner import Job
+from pipeline_ops.storage.local_files import translate_write_errors
+
+NUM_SHOWN = 24
+"""Mistakes, and surprises, that a report shows as pictures."""
+NUM_PREDICTIONS = 3
+"""The number of test images in `predictions.png`."""
+Output = tuple[np.ndarray, np.ndarray]
+"""The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""
+MISSING_VALUE = "(none)"
+"""The slice of an example that lacks the feature, or whose key has no folder."""
+_BUILT_IN = ("folder", "image_bytes")
+_MAX_VALUES = 100
+
+
+class ShownExample(NamedTuple):
+    """A test example that the report shows: its image file, and its entry in `metrics.json`.
+
+    The entry has the example's key, its label, and the prediction and its probability. Names
+    without `champion` are about the challenger.
+    """
+
+    image: bytes
+    entry: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """The labels, int64 [N], and the answers of each model, in the order of the shards."""
+
+    labels: np.ndarray
+    models: list[ModelPredictions]
+    slices: Mapping[str, np.ndarray]
+    """The value (text, [N]) of every example, by slice."""
+    mistakes: list[ShownExample]
+    """The worst mistakes of the first model, the most confident first."""
+    surprises: list[ShownExample]
+    """The examples that the two models judge most differently.
+
+    Without a champion, they are the right answers with the lowest confidence.
+    """
+    samples: list[ShownExample]
+    """A few examples, drawn by their keys alone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierFindings:
-    """The findings from the answers, before the verdict.
+    """The findings from the answers, before the verdict. `curves` has an entry for each model."""
 
-    `curves` are those of the challenger and, if there is one, of the champion.
-    """
-
+    predictions: Predictions
     whole: Group
     slices: list[Group]
     curves: list[Curves]
     comparison: dict[str, int | float] | None
-    mistakes: list[ShownExample]
-    surprises: list[ShownExample]
-    samples: list[ShownExample]
     top_k: int
+    seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
+
+    def build_metrics(self) -> dict[str, Any]:
+        """Returns the part of `metrics.json` that only a classifier has."""
+        return {
+            "comparison": self.comparison,
+            "worst_mistakes": [shown.entry for shown in self.predictions.mistakes],
+            "surprises": [shown.entry for shown in self.predictions.surprises],
+        }
 
 
 def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> ClassifierFindings:
@@ -56,35 +121,45 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         inputs.test_shards,
         config.batch_size,
         inputs.removed_test_positions,
-        list_required_features(config.slices),
+        sorted({part.by for part in config.slices if part.by not in _BUILT_IN}),
     )
-    found = predict_all(
+    predictions = predict_all(
         clients,
         batches,
         total,
-        len(names),
+        names,
         config.top_k,
         config.slices,
         job.attempt.folder,
         report,
     )
-    labels, models = found.labels, found.models
+    return compute_findings(
+        predictions, names, config.top_k, measure_models(config, inputs, clients)
+    )
+
+
+def compute_findings(
+    predictions: Predictions,
+    names: Sequence[str],
+    top_k: int,
+    measures: Sequence[dict[str, float]],
+) -> ClassifierFindings:
+    """Computes all figures. `measures` are those of each model as it is served."""
+    labels, models = predictions.labels, predictions.models
     evaluations, curves = [], []
-    for model, measures in zip(models, measure_models(config, inputs, clients), strict=True):
+    for model, measured in zip(models, measures, strict=True):
         evaluation, model_curves = evaluate_model(labels, model, names)
-        evaluations.append(evaluation.model_copy(update={"measures": measures}))
+        evaluations.append(evaluation.model_copy(update={"measures": measured}))
         curves.append(model_curves)
-    shares = answer_class_shares(labels, len(names), config.top_k)
+    shares = answer_class_shares(labels, len(names), top_k)
     baseline = evaluate_model(labels, shares, names)[0].metrics
     return ClassifierFindings(
+        predictions,
         whole=build_group(labels, models, evaluations, baseline=baseline),
-        slices=build_slice_groups(labels, models, found.slices, names),
+        slices=build_slice_groups(labels, models, predictions.slices, names),
         curves=curves,
         comparison=compare(labels, *(each.classes for each in models)) if models[1:] else None,
-        mistakes=found.worst_mistakes,
-        surprises=found.surprises,
-        samples=found.samples,
-        top_k=config.top_k,
+        top_k=top_k,
     )
 
 
@@ -97,7 +172,7 @@ def answer_class_shares(labels: np.ndarray, num_classes: int, top_k: int) -> Mod
     counts = np.bincount(labels, minlength=num_classes)
     answer, shares = int(counts.argmax()), counts / len(labels)
     # Among equal shares, the class with the higher index comes first.
-    best = np.lexsort((np.arange(num_classes), counts))[::-1][:top_k]
+    best = np.argsort(counts, kind="stable")[-top_k:]
     return ModelPredictions(
         classes=np.full(len(labels), answer),
         is_in_top_k=np.isin(labels, best),
@@ -106,24 +181,198 @@ def answer_class_shares(labels: np.ndarray, num_classes: int, top_k: int) -> Mod
     )
 
 
-def build_classifier_metrics(found: ClassifierFindings, names: list[str]) -> dict[str, Any]:
-    """Returns the part of `metrics.json` that only a classifier has."""
+def predict_all(
+    clients: Sequence[SavedModelClient],
+    batches: Iterable[EncodedBatch],
+    num_examples: int,
+    names: Sequence[str],
+    top_k: int,
+    slices: Sequence[Slice],
+    scratch_folder: Path,
+    report: Callable[[int], None],
+) -> Predictions:
+    """Runs every model on every example.
+
+    The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
+    is called after each batch with the number of examples so far.
+
+    Raises:
+      DataError: a model cannot process an image, a label has no class, or the number of examples is
+        different.
+    """
+    models = [_allocate(num_examples, len(names), scratch_folder) for _ in clients]
+    all_labels = np.empty(num_examples, np.int64)
+    values: dict[str, list[str]] = {part.title: [] for part in slices}
+    mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
+    samples = _TopExamples(NUM_PREDICTIONS, names)
+    done = 0
+    for batch in batches:
+        labels, rows, start = batch.labels, np.arange(len(batch.keys)), done
+        _validate_labels(batch, len(names))
+        done += len(rows)
+        if done > num_examples:
+            break
+        outputs, place = [], slice(start, done)
+        for client, model in zip(clients, models, strict=True):
+            probabilities, classes = client.classify(batch)
+            # A diverged network gives non-finite probabilities. The gate judges the result.
+            finite = np.nan_to_num(probabilities, nan=0.0, posinf=1.0, neginf=0.0)
+            model.scores[:, place] = finite.T
+            model.classes[place] = classes
+            model.is_in_top_k[place] = find_in_top_k(finite, labels, top_k)
+            model.confidences[place] = np.clip(finite[rows, classes], 0.0, 1.0)
+            outputs.append((finite, classes))
+        all_labels[place] = labels
+        for name, found in compute_slice_values(batch, slices).items():
+            values[name] += found
+        finite, classes = outputs[0]
+        is_right = classes == labels
+        mistakes.add(batch, outputs, np.where(is_right, -1.0, finite[rows, classes]))
+        first, *others = (each[rows, labels].astype(float) for each, _ in outputs)
+        doubt = np.abs(first - others[0]) if others else np.where(is_right, 1 - first, -1.0)
+        surprises.add(batch, outputs, doubt)
+        samples.add(batch, outputs, np.array([rank_key(key) for key in batch.keys]))
+        report(done)
+    if done != num_examples:
+        raise DataError(
+            f"the test shards hold {'more' if done > num_examples else 'fewer'} examples than the "
+            f"{num_examples} of the manifest. Run preprocess again."
+        )
+    return Predictions(
+        all_labels,
+        models,
+        join_slice_values(values, slices),
+        mistakes.examples,
+        surprises.examples,
+        samples.examples,
+    )
+
+
+def _allocate(num_examples: int, num_classes: int, folder: Path) -> ModelPredictions:
+    """The file of the scores disappears when it is no longer in use."""
+    with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        # Without this, a full disk would later kill the process by a signal.
+        os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)
+        scores = np.memmap(file, np.float32, "w+", shape=(num_classes, num_examples))
+    return ModelPredictions(
+        np.empty(num_examples, np.int64),
+        np.empty(num_examples, bool),
+        np.empty(num_examples),
+        scores,
+    )
+
+
+def _validate_labels(batch: EncodedBatch, num_classes: int) -> None:
+    unknown = np.flatnonzero((batch.labels < 0) | (batch.labels >= num_classes))
+    if unknown.size:
+        raise DataError(
+            f"test example {batch.keys[unknown[0]]} has the label {batch.labels[unknown[0]]}, "
+            f"but there are {num_classes} classes. Run preprocess again."
+        )
+
+
+class _TopExamples:
+    """The examples with the largest values.
+
+    Keys settle ties, so that the result does not depend on the order of the shards.
+    """
+
+    def __init__(self, count: int, names: Sequence[str]):
+        self._count, self._names = count, names
+        self._ranked: list[tuple[float, str, ShownExample]] = []
+
+    @property
+    def examples(self) -> list[ShownExample]:
+        return [shown for *_, shown in self._ranked]
+
+    def add(self, batch: EncodedBatch, outputs: Sequence[Output], values: np.ndarray) -> None:
+        """Adds the examples of a batch. Those with a negative value do not count."""
+        best = np.lexsort((np.array(batch.keys), -values))[: self._count]
+        self._ranked += [
+            (-values[i], batch.keys[i], _to_shown_example(batch, outputs, i, self._names))
+            for i in best
+            if values[i] >= 0
+        ]
+        self._ranked = sorted(self._ranked, key=lambda each: each[:2])[: self._count]
+
+
+def rank_key(key: str) -> float:
+    """Returns a number from 0 to 1 by which to draw examples at random, always the same ones."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
+
+
+def _to_shown_example(
+    batch: EncodedBatch, outputs: Sequence[Output], i: int, names: Sequence[str]
+) -> ShownExample:
+    label = batch.labels[i]
+    (probabilities, classes), *champions = outputs
+    entry = {
+        "key": batch.keys[i],
+        "label": names[label],
+        "prediction": names[classes[i]],
+        "confidence": float(probabilities[i, classes[i]]),
+        "label_probability": float(probabilities[i, label]),
+    }
+    for probabilities, classes in champions:
+        entry["champion_prediction"] = names[classes[i]]
+        entry["champion_label_probability"] = float(probabilities[i, label])
+    return ShownExample(batch.images[i], entry)
+
+
+def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
+    """Returns the value of every example of a batch, as text, for each slice."""
     return {
-        "comparison": found.comparison,
-        "worst_mistakes": [_to_json_example(shown, names) for shown in found.mistakes],
-        "surprises": [_to_json_example(shown, names) for shown in found.surprises],
+        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
+        for part in slices
     }
 
 
-def _to_json_example(shown: ShownExample, names: list[str]) -> dict[str, Any]:
-    example = {
-        "key": shown.key,
-        "label": names[shown.label],
-        "prediction": names[shown.prediction],
-        "confidence": shown.confidence,
-        "label_probability": shown.label_probability,
-    }
-    if shown.champion_prediction is not None:
-        example["champion_prediction"] = names[shown.champion_prediction]
-        example["champion_label_probability"] = shown.champion_label_probability
-    return example
+def join_slice_values(
+    values: Mapping[str, list[str]], slices: Sequence[Slice]
+) -> dict[str, np.ndarray]:
+    """Returns the values of all examples as text [N], by slice.
+
+    Raises DataError if no example has the feature, or if it has too many values for a table.
+    """
+    for part in slices:
+        distinct = set(values[part.title])
+        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
+            raise DataError(
+                f"evaluate.slices: no test example has the feature {part.by!r}. "
+                "Correct `by`, or store the feature with the examples."
+            )
+        if len(distinct) > _MAX_VALUES:
+            raise DataError(
+                f"evaluate.slices: {part.title} has {len(distinct)} values, "
+                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
+            )
+    return {name: np.array(found) for name, found in values.items()}
+
+
+def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
+    if part.by == "folder":
+        folders = (key.split("/")[:-1][: part.folder_depth] for key in batch.keys)
+        return ["/".join(folder) or None for folder in folders]
+    if part.by == "image_bytes":
+        return [len(image) for image in batch.images]
+    return batch.features[part.by]
+
+
+def _format_value(value: str | bytes | float | None, part: Slice) -> str:
+    if value is None:
+        return MISSING_VALUE
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    edges = part.edges
+    if not edges:
+        return value if isinstance(value, str) else f"{value:g}"
+    if isinstance(value, str):
+        raise DataError(
+            f"evaluate.slices: {part.title} has edges, but {value!r} is not a number. "
+            "Remove the edges."
+        )
+    index = bisect_right(edges, value)
+    if index == 0:
+        return f"below {edges[0]:g}"
+    end = "and more" if index == len(edges) else f"to {edges[index]:g}"
+    return f"{edges[index - 1]:g} {end}"

@@ -17,15 +17,17 @@ from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
-from pipeline_ops.artifacts.results import METRICS, TEST_SPLIT, EvaluationFigures, TrainingFigures
+from pipeline_ops.artifacts.results import (
+    METRICS,
+    TEST_SPLIT,
+    ClassFigures,
+    EvaluationFigures,
+    TrainingFigures,
+)
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.lineage import describe_changes
-from pipeline_ops.evaluation.report import (
-    describe_metric,
-    limit_class_rows,
-    to_recall_points,
-)
+from pipeline_ops.evaluation.inputs import describe_changes
+from pipeline_ops.evaluation.metrics import describe_metric, to_recall_points
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
@@ -37,9 +39,8 @@ _HEADLINES = {"classification": ("accuracy", "accuracy"), "detection": ("map_50"
 """The headline metric of each task, and its name."""
 _STYLES = ("champion", "validation")
 """The styles of the first and of the second run, in all drawings."""
-
-
 _MAX_METRICS_BYTES = 256 << 20
+_MAX_CLASS_ROWS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +63,7 @@ class ComparedRun:
 def read_run(folder: StorePath) -> ComparedRun:
     """Reads the outputs of a run.
 
-    Raises:
-      DataError: the run did not finish its evaluation, or its outputs are gone.
+    Raises DataError if it did not finish its evaluation, or if its outputs are gone.
     """
     manifests, metrics = {}, None
     for job in _JOBS:
@@ -110,7 +110,6 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
     return [
         {
-            "metric": name,
             "name": describe_metric(name, second.top_k)[0],
             "first": first_model.metrics[name],
             "second": value,
@@ -177,7 +176,7 @@ def render_comparison(pipeline: str, first: ComparedRun, second: ComparedRun) ->
         facts=build_fact_rows(first, second),
         changes=find_changes(first, second),
         charts=_draw_charts(first, second),
-        classes=_build_class_rows(first, second),
+        classes=_pair_classes(first, second),
     )
 
 
@@ -205,20 +204,16 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
     return [*drawn, ("Precision and recall", chart)]
 
 
-def _build_class_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str, Any]]:
-    """Returns the classes that both runs have.
-
-    If there are too many, only those whose recall differs most are returned.
-    """
-    first_classes = {figures.name: figures for figures in first.evaluation.challenger.classes}
-    rows = [
-        {
-            "name": figures.name,
-            "first": first_classes[figures.name],
-            "second": figures,
-            "difference": figures.recall - first_classes[figures.name].recall,
-        }
+def _pair_classes(
+    first: ComparedRun, second: ComparedRun
+) -> list[tuple[ClassFigures, ClassFigures]]:
+    """Returns the classes that both runs have, or those whose recall differs most."""
+    known = {figures.name: figures for figures in first.evaluation.challenger.classes}
+    pairs = [
+        (known[figures.name], figures)
         for figures in second.evaluation.challenger.classes
-        if figures.name in first_classes
+        if figures.name in known
     ]
-    return limit_class_rows(rows, lambda row: -abs(row["difference"]))
+    if len(pairs) > _MAX_CLASS_ROWS:
+        pairs.sort(key=lambda pair: -abs(pair[1].recall - pair[0].recall))
+    return pairs[:_MAX_CLASS_ROWS]

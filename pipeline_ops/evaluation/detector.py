@@ -1,9 +1,10 @@
 """Evaluation of a detector: COCO's figures, and counts of the mistakes that a person would see.
 
 It is the counterpart of `classifier.py`. Both models run as they are served. Boxes are compared in
-pixels of the images as the data set has them. COCO's figures (`coco.py`) cover all thresholds and
-treat each class by itself. Mistakes are counted at one score threshold, the one with the largest
-F1: found, confused, missed, false alarm.
+pixels of the images as the data set has them. COCO's figures cover all thresholds and treat each
+class by itself. faster-coco-eval computes them in C++; the extra `train` installs it. They equal
+the figures of pycocotools (tests compare them). Mistakes are counted at one score threshold, the
+one with the largest F1: found, confused, missed, false alarm.
 
 Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -11,6 +12,7 @@ Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,17 +20,9 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Evaluate
-from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import (
-    DetectionClassMetrics,
-    DetectionEvaluation,
-    ImageDetections,
-    evaluate_boxes,
-)
-from pipeline_ops.evaluation.groups import Group
-from pipeline_ops.evaluation.inputs import Inputs
-from pipeline_ops.evaluation.metrics import Curves, compute_class_figures
-from pipeline_ops.evaluation.predictions import measure_models
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.evaluation.inputs import Inputs, measure_models
+from pipeline_ops.evaluation.metrics import Curves, Group, compute_class_figures
 from pipeline_ops.input.saved_model_client import (
     DETECTOR_OUTPUTS,
     EncodedBatch,
@@ -45,14 +39,49 @@ _DEFAULT_SCORE = 0.5
 """The threshold where no detection is right."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 """COCO's sizes: the area in pixels, each below its limit."""
+_COCO_METRICS = (
+    *("map", "map_50", "map_75", "map_small", "map_medium", "map_large"),
+    *("mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large"),
+)
+"""COCO's figures in its order, under the names that most papers use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDetections:
+    """The answer of one model to one image.
+
+    `boxes`: float [D, 4], ymin xmin ymax xmax as fractions. `classes`: int [D]. `scores`: float
+    [D].
+    """
+
+    boxes: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+
+    def filter_by_score(self, min_score: float) -> ImageDetections:
+        """Returns the detections with at least this score."""
+        kept = self.scores >= min_score
+        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionEvaluation:
+    """COCO's twelve figures, without those of sizes that no box has, and figures by class.
+
+    Curves are at an overlap of 0.5. A class without a true box has neither curve nor averages.
+    """
+
+    metrics: dict[str, float]
+    average_precisions: dict[str, float]
+    average_precisions_50: dict[str, float]
+    curves: Curves
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectorFindings:
     """The findings from the answers, before the verdict.
 
-    `evaluations` are those of the challenger and, if it was evaluated, of the champion. All other
-    fields are about the challenger.
+    `evaluations` has an entry for each model. All other fields are about the challenger.
     """
 
     whole: Group
@@ -63,18 +92,16 @@ class DetectorFindings:
     detections: list[ImageDetections]
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
-
-    @property
-    def classes(self) -> list[DetectionClassMetrics]:
-        return self.evaluations[0].classes
+    slices: Sequence[Group] = ()
+    seeds: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def curves(self) -> list[Curves]:
-        """Precision-recall curves at an overlap of 0.5, for each model."""
-        return [
-            {each.name: each.precisions for each in model.classes if each.precisions is not None}
-            for model in self.evaluations
-        ]
+        return [model.curves for model in self.evaluations]
+
+    def build_metrics(self) -> dict[str, Any]:
+        """Returns the part of `metrics.json` that only a detector has."""
+        return {"by_size": self.by_size, "recommended_min_score": self.min_score}
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFindings:
@@ -90,48 +117,34 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
             f"the manifest lists {inputs.num_test_examples}. Run preprocess again."
         )
     detections = _detect_all(job, config, clients, scenes)
-    evaluations = [evaluate_boxes(scenes, found, size, names) for found in detections]
-    thresholds = [recommend_min_score(scenes, found) for found in detections]
-    mistakes = [
-        count_mistakes(scenes, found, size, len(names), threshold)
-        for found, threshold in zip(detections, thresholds, strict=True)
-    ]
-    measures = measure_models(config, inputs, clients)
-    models = [
-        ModelEvaluation(
-            metrics=evaluation.metrics,
-            classes=[
-                figures.model_copy(update={"average_precision": coco.average_precision})
-                for figures, coco in zip(
-                    compute_class_figures(confusion, names), evaluation.classes, strict=True
-                )
-            ],
-            confusion=confusion.tolist(),
-            measures=measured,
+    evaluations, models, thresholds, sizes = [], [], [], []
+    for found, measures in zip(detections, measure_models(config, inputs, clients), strict=True):
+        evaluations.append(evaluate_boxes(scenes, found, size, names))
+        thresholds.append(recommend_min_score(scenes, found))
+        confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
+        sizes.append(by_size)
+        average_precisions = evaluations[-1].average_precisions
+        classes = [
+            each.model_copy(update={"average_precision": average_precisions.get(each.name)})
+            for each in compute_class_figures(confusion, names)
+        ]
+        models.append(
+            ModelEvaluation(
+                metrics=evaluations[-1].metrics,
+                classes=classes,
+                confusion=confusion.tolist(),
+                measures=measures,
+            )
         )
-        for evaluation, (confusion, _), measured in zip(
-            evaluations, mistakes, measures, strict=True
-        )
-    ]
-    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names)
+    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
     return DetectorFindings(
-        Group(
-            len(scenes),
-            models[0],
-            models[1] if models[1:] else None,
-            baseline=baseline.metrics,
-        ),
+        Group(len(scenes), models[0], models[1] if models[1:] else None, baseline=baseline),
         evaluations,
-        mistakes[0][1],
+        sizes[0],
         scenes,
         detections[0],
         thresholds[0],
     )
-
-
-def build_detector_metrics(found: DetectorFindings) -> dict[str, Any]:
-    """Returns the part of `metrics.json` that only a detector has."""
-    return {"by_size": found.by_size, "recommended_min_score": found.min_score}
 
 
 def _detect_all(
@@ -185,11 +198,9 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.n
     """Matches the detections of one image with its true boxes.
 
     Detections with the best scores choose first. They choose among the true boxes that are still
-    free: a box of the same class before any other, then the one with the largest overlap.
-
-    Returns:
-      int [D], the true box that a detection found, -1 for none; and bool [D], true for a detection
-      in a crowd, which is neither right nor wrong.
+    free: a box of the same class before any other, then the largest overlap. Returns int [D], the
+    true box of each detection, -1 for none; and bool [D], true for a detection in a crowd, which is
+    neither right nor wrong.
     """
     ious = _compute_overlaps(detected.boxes, truth)
     truth_indexes = np.full(len(detected.boxes), -1)
@@ -283,3 +294,104 @@ def count_mistakes(
         np.add.at(by_size, (sizes, 0), 1)
         np.add.at(by_size, (sizes, 1), classes == predicted)
     return confusion, dict(zip(_SIZES, by_size.tolist(), strict=True))
+
+
+def evaluate_boxes(
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+    size: tuple[int, int],
+    class_names: Sequence[str],
+) -> DetectionEvaluation:
+    """Computes COCO's figures of one model.
+
+    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    Raises DataError if a box or a score is not finite, or if a class does not exist.
+    """
+    # There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
+    # for garbage again and again takes a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        evaluator = _run_coco(scenes, detections, size, class_names)
+    finally:
+        if was_enabled:
+            gc.enable()
+    # Float [overlaps, recalls, C, sizes, limits], -1 where there is nothing to find.
+    precision = np.asarray(evaluator.eval["precision"])[:, :, :, 0, -1]
+    found = {
+        name: precision[:, :, index].copy()
+        for index, name in enumerate(class_names)
+        if (precision[:, :, index] > -1).all()
+    }
+    return DetectionEvaluation(
+        {
+            name: float(value)
+            for name, value in zip(_COCO_METRICS, evaluator.stats, strict=True)
+            if value > -1
+        },
+        {name: float(values.mean()) for name, values in found.items()},
+        {name: float(values[0].mean()) for name, values in found.items()},
+        {name: values[0] for name, values in found.items()},
+    )
+
+
+def _run_coco(
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+    size: tuple[int, int],
+    class_names: Sequence[str],
+) -> Any:
+    try:
+        import faster_coco_eval
+    except ImportError as error:
+        raise ConfigError(
+            f"COCO's figures need the package faster-coco-eval ({error}). "
+            "Install the extra train: pip install '.[train]' in a clone of Trainyard."
+        ) from None
+    annotations: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for image, (scene, found) in enumerate(zip(scenes, detections, strict=True)):
+        where = image, scene.key, size, len(class_names)
+        for record, is_crowd in zip(_to_records(scene, *where), scene.is_crowd, strict=True):
+            _, _, width, height = record["bbox"]
+            record |= {"area": width * height, "iscrowd": int(is_crowd)}
+            annotations.append(record | {"id": len(annotations) + 1})  # 0 would mean "no match"
+        for record, score in zip(_to_records(found, *where), found.scores, strict=True):
+            results.append(record | {"score": float(score)})
+    truth = faster_coco_eval.COCO(
+        {
+            "images": [{"id": index} for index in range(len(scenes))],
+            "annotations": annotations,
+            "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
+        }
+    )
+    evaluator = faster_coco_eval.COCOeval_faster(truth, truth.loadRes(results), "bbox")
+    evaluator.run()
+    return evaluator
+
+
+def _to_records(
+    boxes: TrueBoxes | ImageDetections,
+    image: int,
+    key: str,
+    size: tuple[int, int],
+    num_classes: int,
+) -> list[dict[str, Any]]:
+    """Converts the boxes of one image to COCO's: xmin, ymin, width, height in pixels."""
+    corners = boxes.boxes.astype(np.float64) * np.array([*size, *size])
+    bad = ~np.isfinite(corners).all(axis=1) | (boxes.classes < 0) | (boxes.classes >= num_classes)
+    if isinstance(boxes, ImageDetections):
+        bad |= ~np.isfinite(boxes.scores)
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"{key}: {'detection' if isinstance(boxes, ImageDetections) else 'true box'} {i} has "
+            f"class {boxes.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
+            "Corners and score must be finite, and the class must exist."
+        )
+    ymin, xmin, ymax, xmax = corners.T
+    xywh = np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1).tolist()
+    return [
+        {"image_id": image, "category_id": category, "bbox": box}
+        for category, box in zip(boxes.classes.tolist(), xywh, strict=True)
+    ]

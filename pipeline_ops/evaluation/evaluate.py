@@ -12,7 +12,6 @@ report shows it. A champion with different classes is not evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,10 @@ from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.evaluation.classifier import (
-    ClassifierFindings,
-    build_classifier_metrics,
-    evaluate_classifier,
-)
-from pipeline_ops.evaluation.detector import (
-    DetectorFindings,
-    build_detector_metrics,
-    evaluate_detector,
-)
-from pipeline_ops.evaluation.gate import Evidence, judge
-from pipeline_ops.evaluation.groups import Group
-from pipeline_ops.evaluation.inputs import Inputs, read_inputs
-from pipeline_ops.evaluation.lineage import find_leaks, trace_lineage
-from pipeline_ops.evaluation.metrics import SEED
+from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
+from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
+from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.inputs import Inputs, find_leaks, read_inputs, trace_lineage
 from pipeline_ops.evaluation.report import (
     ReportData,
     describe_overfitting,
@@ -48,11 +36,7 @@ from pipeline_ops.storage.open_store import open_root
 
 
 def evaluate(job: Job) -> ExitCode:
-    """Evaluates and writes the artifact, whatever the verdict.
-
-    Raises:
-      DataError: an input is damaged or does not belong to the others.
-    """
+    """Evaluates and writes the artifact, whatever the verdict."""
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
     dataset, names = inputs.dataset, inputs.class_names
     leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
@@ -60,12 +44,9 @@ def evaluate(job: Job) -> ExitCode:
     found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
         found = evaluate_detector(job, config, inputs)
-        metrics, slices, seeds = build_detector_metrics(found), list[Group](), dict[str, int]()
     else:
         found = evaluate_classifier(job, config, inputs)
-        metrics, slices = build_classifier_metrics(found, names), found.slices
-        seeds = {"bootstrap": SEED}
-    figures = _judge(config, inputs, found.whole, slices, drift)
+    figures = _judge(config, inputs, found, drift)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -78,7 +59,7 @@ def evaluate(job: Job) -> ExitCode:
         no_champion_reason=inputs.no_champion_reason,
     )
     with job.artifact() as draft:
-        draft.figures, draft.seeds = figures.model_dump(mode="json"), seeds
+        draft.figures, draft.seeds = figures.model_dump(mode="json"), found.seeds
         contents = {
             **draft.figures,
             "class_names": names,
@@ -88,7 +69,7 @@ def evaluate(job: Job) -> ExitCode:
                 {name: curve.round(4).tolist() for name, curve in curves.items()}
                 for curves in found.curves
             ],
-            **metrics,
+            **found.build_metrics(),
         }
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())
@@ -115,15 +96,13 @@ def _read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
 def _judge(
     config: Evaluate,
     inputs: Inputs,
-    whole: Group,
-    slices: Sequence[Group],
+    found: ClassifierFindings | DetectorFindings,
     drift: list[dict[str, Any]] | None,
 ) -> EvaluationFigures:
-    largest_drift = None
+    whole, slices, largest_drift = found.whole, found.slices, None
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
-    evidence = Evidence(whole, slices, largest_drift, inputs.no_champion_reason)
-    rules = judge(config.gate, evidence)
+    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)
     return EvaluationFigures(
         num_examples=whole.num_examples,
         challenger=whole.challenger,

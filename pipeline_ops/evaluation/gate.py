@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.results import RuleVerdict
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.groups import Group
+from pipeline_ops.evaluation.metrics import Group
 
 _TOLERANCE = 1e-9
 """Tolerance of floating-point comparisons.
@@ -59,23 +59,17 @@ class Subject:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """The evidence for all rules.
+def judge(
+    rules: Sequence[Rule],
+    whole: Group,
+    slices: Sequence[Group] = (),
+    drift: float | None = None,
+    no_champion_reason: str = "",
+) -> list[RuleVerdict]:
+    """Returns a verdict for each bound of each rule and each of its subjects, in their order.
 
-    `no_champion_reason` is the end of a sentence. `drift` is None without a reference.
-    """
-
-    whole: Group
-    slices: Sequence[Group] = ()
-    drift: float | None = None
-    no_champion_reason: str = ""
-
-
-def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
-    """Returns a verdict for each bound of each rule and each of its subjects.
-
-    The order is that of the config. The gate is passed if all verdicts are.
+    The gate is passed if all verdicts are. `drift` is None without a reference.
+    `no_champion_reason` is the end of a sentence.
 
     Raises:
       ConfigError: a rule names a class or a value of a slice that does not exist.
@@ -83,27 +77,28 @@ def judge(rules: Sequence[Rule], evidence: Evidence) -> list[RuleVerdict]:
     return [
         verdict
         for rule in rules
-        for subject in _select_subjects(rule, evidence)
-        for verdict in _judge_subject(rule, subject, evidence.no_champion_reason)
+        for subject in _select_subjects(rule, whole, slices, drift)
+        for verdict in _judge_subject(rule, subject, no_champion_reason)
     ]
 
 
-def _select_subjects(rule: Rule, evidence: Evidence) -> Iterator[Subject]:
-    whole, metric = evidence.whole, rule.metric
+def _select_subjects(
+    rule: Rule, whole: Group, slices: Sequence[Group], drift: float | None
+) -> Iterator[Subject]:
+    metric = rule.metric
     if metric == "drift":
-        yield Subject(metric, "", whole.num_examples, evidence.drift)
+        yield Subject(metric, "", whole.num_examples, drift)
         return
     if rule.of_class is not None:
         yield from _select_classes(metric, rule.of_class, whole)
         return
     groups = [whole]
     if rule.of_slice:  # all values of `folder`, or the one of `folder=night`
-        groups = [each for each in evidence.slices if rule.of_slice in (each.slice, each.name)]
+        groups = [each for each in slices if rule.of_slice in (each.slice, each.name)]
     if not groups:
-        names = [group.name for group in evidence.slices]
+        nearest = suggest_name(rule.of_slice or "", [group.name for group in slices])
         raise ConfigError(
-            f"evaluate.gate: of_slice: no test example has {rule.of_slice} "
-            f"({suggest_name(rule.of_slice or '', names)})."
+            f"evaluate.gate: of_slice: no test example has {rule.of_slice} ({nearest})."
         )
     for group in groups:
         value, champion = (
@@ -144,15 +139,13 @@ def _select_classes(metric: str, requested: str, whole: Group) -> Iterator[Subje
 
 
 def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Iterator[RuleVerdict]:
-    value, num_examples = subject.value, subject.num_examples
+    value, count = subject.value, subject.num_examples
     if rule.metric == "drift" and value is None:
         yield subject.build_verdict(True, "is unknown: the data set has no reference")
-    elif rule.metric not in get_args(Measure) and num_examples < rule.min_examples:
-        yield subject.build_verdict(
-            True,
-            f"is not judged: {num_examples} test example{'s' if num_examples != 1 else ''}, "
-            f"the rule needs {rule.min_examples} or more",
-        )
+    elif rule.metric not in get_args(Measure) and count < rule.min_examples:
+        found = f"{count} test example{'s' if count != 1 else ''}"
+        text = f"is not judged: {found}, the rule needs {rule.min_examples} or more"
+        yield subject.build_verdict(True, text)
     elif value is None:
         yield subject.build_verdict(False, "is undefined on these test examples")
     else:
@@ -176,24 +169,23 @@ def _judge_skill(min_skill: float, subject: Subject, value: float) -> RuleVerdic
     """Judges by the part of the way from the baseline to a perfect score."""
     metric, baseline = subject.metric, subject.baseline
     if baseline is None or baseline > 1 - _TOLERANCE:
-        return subject.build_verdict(
-            False,
+        passed = False
+        text = (
             f"{value:.4f} cannot show skill: on this test split, a model that has not looked at "
             f"the images {'has no value' if baseline is None else 'is perfect'}. "
-            "Add test images of other classes, or use at_least",
-            bound=min_skill,
+            "Add test images of other classes, or use at_least"
         )
-    skill = (value - baseline) / (1 - baseline)
-    passed = skill >= min_skill - _TOLERANCE
-    shown, compared = _format_distinct(metric, value, baseline)
-    reached, bound = _format_distinct(metric, skill, min_skill)
-    return subject.build_verdict(
-        passed,
-        f"{shown} is {'' if skill > _TOLERANCE else 'not '}better than a model that has not "
-        f"looked at the images ({compared}): skill {reached.replace('-', '−')} is "
-        f"{'at least' if passed else 'below'} {bound}",
-        bound=min_skill,
-    )
+    else:
+        skill = (value - baseline) / (1 - baseline)
+        passed = skill >= min_skill - _TOLERANCE
+        shown, compared = _format_distinct(metric, value, baseline)
+        reached, bound = _format_distinct(metric, skill, min_skill)
+        text = (
+            f"{shown} is {'' if skill > _TOLERANCE else 'not '}better than a model that has not "
+            f"looked at the images ({compared}): skill {reached.replace('-', '−')} is "
+            f"{'at least' if passed else 'below'} {bound}"
+        )
+    return subject.build_verdict(passed, text, bound=min_skill)
 
 
 def _judge_margin(

@@ -1,13 +1,21 @@
-"""The inputs of an evaluation: data set, challenger and champion, checked against manifests.
+"""The inputs of an evaluation, checked against manifests, and what they were made from.
 
-Nothing else in the storage affects the result. A file that differs from its manifest is refused
-by name, before a model reads it. A test split is also refused if it is not the one that the request
-pins.
+Nothing but data set, challenger and champion affects the result. A file that differs from its
+manifest is refused by name, before a model reads it. A test split is also refused if it is not the
+one that the request pins, or if the challenger was trained on its images.
+
+What the models were made from is traced through the lineage in manifests. The report mentions it if
+an artifact is gone. Locations are relative to the storage root, so that the report does not depend
+on the location of the storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,30 +26,48 @@ from pipeline_ops.artifacts.dataset import (
     QUARANTINE,
     STATISTICS,
     DatasetFigures,
+    IndexEntry,
     compute_split_digest,
+    iterate_index,
     list_removed_positions,
     list_shard_paths,
 )
-from pipeline_ops.artifacts.manifest import Input, Manifest, check_files, read_input
+from pipeline_ops.artifacts.fingerprint import Fingerprint
+from pipeline_ops.artifacts.layout import find_input
+from pipeline_ops.artifacts.manifest import (
+    Input,
+    Manifest,
+    ManifestFile,
+    check_files,
+    read_input,
+    read_manifest,
+)
 from pipeline_ops.artifacts.results import (
+    LAST_EVALUATION,
     SAVED_MODEL,
     TEST_SPLIT,
+    EvaluationFigures,
     ModelFigures,
     TrainingFigures,
     is_saved_model_file,
     list_saved_model_files,
 )
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.local_inputs import use_local_inputs
+from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.versions import fetch_version
-from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.store_path import StorePath
 
-_DESCRIPTION = (QUARANTINE, INDEX, STATISTICS)
 _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """The parts of a SavedModel. A version's folder may hold other formats next to them."""
-
-
+_NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
+_MAX_LINE = 200
+_MAX_NAMED_LEAKS = 3
+Changes = dict[str, list[str]]
+"""The changes since an older run: lines for each job."""
 FiguresT = TypeVar("FiguresT", bound=BaseModel)
 
 
@@ -91,18 +117,14 @@ class Inputs:
     @property
     def models(self) -> list[EvaluatedModel]:
         """The challenger, and the champion if it has the same classes."""
-        files = list_saved_model_files(self.challenger.manifest)
-        num_bytes = sum(file.num_bytes for file in files)
-        folder = self.challenger.folder / SAVED_MODEL
-        models = [EvaluatedModel("the challenger", folder, num_bytes)]
-        if self.champion and not self.no_champion_reason:
-            num_bytes = sum(
-                file.num_bytes
-                for file in self.champion.manifest.files
-                if file.path.split("/")[0] in _SAVED_MODEL_PARTS
-            )
-            models.append(EvaluatedModel(self._champion_name, self.champion.folder, num_bytes))
-        return models
+        trained, champion = self.challenger, self.champion
+        found = [("the challenger", trained.folder / SAVED_MODEL, trained.manifest)]
+        if champion and not self.no_champion_reason:
+            found.append((self._champion_name, champion.folder, champion.manifest))
+        return [
+            EvaluatedModel(name, folder, sum(map(_count_model_bytes, manifest.files)))
+            for name, folder, manifest in found
+        ]
 
     @property
     def no_champion_reason(self) -> str:
@@ -123,17 +145,15 @@ class Inputs:
 
 
 def read_inputs(request: Request) -> Inputs:
-    """Reads and checks the inputs.
+    """Reads the inputs.
 
-    Raises:
-      DataError: an artifact is gone, changed or damaged, or does not belong to the others.
+    Raises DataError if an artifact is gone, changed or damaged, or does not belong to the others.
     """
     request = use_local_inputs(request, {"preprocess": _is_needed, "train": is_saved_model_file})
     dataset = _read_artifact(request.inputs["preprocess"], DatasetFigures)
     challenger = _read_artifact(request.inputs["train"], TrainingFigures)
-    entry, champion = request.inputs.get("champion"), None
-    if entry:
-        champion = _read_artifact(fetch_version(entry), ModelFigures)
+    entry = request.inputs.get("champion")
+    champion = _read_artifact(fetch_version(entry), ModelFigures) if entry else None
     inputs = Inputs(dataset, challenger, champion)
     if challenger.manifest.inputs["preprocess"].digest != dataset.manifest.digest:
         raise DataError(
@@ -154,8 +174,8 @@ def read_inputs(request: Request) -> Inputs:
         )
     needed = [file for file in dataset.manifest.files if _is_needed(file.path)]
     check_files(open_path(dataset.uri), dataset.manifest, needed)
-    files = list_saved_model_files(challenger.manifest)
-    check_files(open_path(challenger.uri), challenger.manifest, files)
+    trained = list_saved_model_files(challenger.manifest)
+    check_files(open_path(challenger.uri), challenger.manifest, trained)
     if champion:
         check_files(open_path(champion.uri), champion.manifest, champion.manifest.files)
     return inputs
@@ -163,9 +183,185 @@ def read_inputs(request: Request) -> Inputs:
 
 def _is_needed(path: str) -> bool:
     """Returns whether an evaluation reads a file of its data set."""
-    return path.startswith("test-") or path in _DESCRIPTION
+    return path.startswith("test-") or path in (QUARANTINE, INDEX, STATISTICS)
 
 
 def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:
     manifest = read_input(entry)
     return Artifact(entry.uri, manifest, figures.model_validate(manifest.figures))
+
+
+def _count_model_bytes(file: ManifestFile) -> int:
+    part = file.path.removeprefix(f"{SAVED_MODEL}/").split("/")[0]
+    return file.num_bytes if part in _SAVED_MODEL_PARTS else 0
+
+
+def measure_models(
+    config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
+) -> list[dict[str, float]]:
+    """Returns size and latency of each model as it is served.
+
+    A latency depends on the clock, so it is measured only if a rule needs it. The models take turns
+    in a measurement, so that load affects all of them alike.
+    """
+    measures = [{"model_bytes": float(model.num_bytes)} for model in inputs.models]
+    if not config.needs_latency:
+        return measures
+    images = next(
+        read_encoded_batches(inputs.test_shards, _MAX_TIMED_IMAGES, inputs.removed_test_positions)
+    ).images
+    times: list[list[float]] = [[] for _ in clients]
+    for call in range(_NUM_WARMUP_CALLS + _NUM_TIMED_CALLS):
+        for client, durations in zip(clients, times, strict=True):
+            begin = time.perf_counter()
+            index = call % len(images)
+            client.call_signature("serving_default", image_bytes=images[index : index + 1])
+            durations.append(1e3 * (time.perf_counter() - begin))
+    for found, durations in zip(measures, times, strict=True):
+        found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])
+    return measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """The lineage of an evaluation.
+
+    `origins` are artifacts, each with its role, its location and its manifest. Changes are None if
+    there is no older artifact, or if it cannot be traced. `last_metrics` are those of the
+    challenger of the last run.
+    """
+
+    origins: list[tuple[str, str, Manifest]]
+    evaluation_fingerprint: str
+    since_champion: Changes | None = None
+    since_last_run: Changes | None = None
+    last_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_champion_preprocessed_differently(self) -> bool:
+        """Returns whether the pixels themselves may differ, and not only the choice of images."""
+        return any(
+            line.startswith(("config stages", "config source", "code "))
+            for line in (self.since_champion or {}).get("preprocess", ())
+        )
+
+
+def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
+    origins = []
+    for name, key, artifact in (
+        ("data set", "preprocess", inputs.dataset),
+        ("challenger", "train", inputs.challenger),
+        ("champion", "champion", inputs.champion),
+    ):
+        if artifact:
+            folder = request.inputs[key].uri.rpartition("/")[0]
+            below = folder.removeprefix(f"{request.root}/")
+            location = below if below != folder else folder.rpartition("/")[2]
+            origins.append((name, location, artifact.manifest))
+    since_champion, since_last_run, last_metrics = None, None, dict[str, float]()
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            since_champion = _find_changes(request, inputs, inputs.champion.manifest)
+    if last := request.inputs.get(LAST_EVALUATION):
+        with contextlib.suppress(DataError, KeyError, ValueError):
+            evaluation = read_manifest(open_path(last.uri))
+            changes = _find_changes(request, inputs, evaluation)
+            changes["evaluate"] = describe_changes(request.fingerprint, evaluation.fingerprint)
+            last_metrics = EvaluationFigures.model_validate(evaluation.figures).challenger.metrics
+            since_last_run = changes
+    return Lineage(
+        origins, request.fingerprint.digest, since_champion, since_last_run, last_metrics
+    )
+
+
+def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
+    """Returns the changes of the data set and of the training since an older artifact was made.
+
+    Raises DataError or KeyError if the older artifact cannot be followed back to its data.
+    """
+    training, entry = _trace_training(older, open_root(request.root))
+    dataset = read_manifest(open_path(entry.uri))
+    return {
+        "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+        "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),
+    }
+
+
+def _trace_training(artifact: Manifest, root: StorePath) -> tuple[Manifest, Input]:
+    """Returns the training that a model or an evaluation comes from, and its data set.
+
+    Both are looked for below the present storage root first.
+    """
+    training = read_manifest(open_path(find_input(artifact.inputs["train"], root).uri))
+    return training, find_input(training.inputs["preprocess"], root)
+
+
+def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
+    """Returns the differences as lines. One that is too long for a page is only named."""
+    return [
+        line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
+        for line in newer.describe_changes_since(older)
+    ]
+
+
+class Leaks(NamedTuple):
+    """The numbers of test examples with an equal image in the training split of each model.
+
+    Equal images are raw files with the same bytes, according to the data set's index. Preprocessing
+    finds nearly equal images if `preprocess.duplicates: remove_near` is set. A number is None if it
+    is unknown: there is no index or no champion, or the champion's training data is gone.
+    """
+
+    challenger: int | None
+    champion: int | None
+
+
+def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
+    """Counts the test images that are also in a training split.
+
+    Raises DataError if the challenger was trained on more of them than are allowed.
+    """
+    uri = inputs.dataset.uri
+    index = _find_index(uri)
+    if index is None:
+        return Leaks(None, None)
+    tests = {record.content: record for record in _iterate_split(index, "test")}
+    leaked = _find_in_training(tests, index)
+    if len(leaked) > allowed:
+        pairs = ", ".join(
+            f"{tests[record.content].key} equals {record.key}"
+            for record in list(leaked.values())[:_MAX_NAMED_LEAKS]
+        )
+        raise DataError(
+            f"{uri}: {len(leaked)} test image{'s are' if len(leaked) != 1 else ' is'} "
+            f"also in the training split, evaluate.allowed_leaks is {allowed}: "
+            f"{pairs}{', ...' if len(leaked) > _MAX_NAMED_LEAKS else ''}. "
+            "Set preprocess.duplicates to remove_exact."
+        )
+    champion_index = None
+    if inputs.champion:
+        with contextlib.suppress(DataError, KeyError):
+            _, dataset = _trace_training(inputs.champion.manifest, root)
+            champion_index = _find_index(dataset.uri)
+    if champion_index is None:
+        return Leaks(len(leaked), None)
+    return Leaks(len(leaked), len(_find_in_training(tests, champion_index)))
+
+
+def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
+    """Returns the first training record that equals a test record, by content."""
+    found: dict[str, IndexEntry] = {}
+    for record in _iterate_split(index, "train"):
+        if record.content in tests:
+            found.setdefault(record.content, record)
+    return found
+
+
+def _iterate_split(index: Path, split: str) -> Iterator[IndexEntry]:
+    return (each for each in iterate_index(index) if each.split == split and each.num_examples)
+
+
+def _find_index(dataset_uri: str) -> Path | None:
+    dataset = fetch_input(Input(uri=dataset_uri, digest=""), lambda path: path == INDEX)
+    path = Path(dataset.uri).parent / INDEX
+    return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Figures of a classifier, from its answers to the test examples.
+"""Figures of a classifier on all test examples and on slices of them, from its answers.
 
 scikit-learn computes areas and curves, SciPy Wilson's interval and McNemar's test. Both are
 imported by the functions that need them: the import takes 0.7 s, and `trainyard compare` needs
@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import CalibrationBin, ClassFigures, ModelEvaluation
+from pipeline_ops.artifacts.results import (
+    CalibrationBin,
+    ClassFigures,
+    ModelEvaluation,
+    SliceFigures,
+)
 
 NUM_SAMPLES, SEED = 1000, 1
 """The draws of the test examples for every interval, and their seed."""
@@ -24,8 +30,22 @@ RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
 Curves = Mapping[str, np.ndarray]
 """Precision-recall curves by class: the precision at each of RECALL_THRESHOLDS, float [101]."""
 Interval = tuple[float, float]
-
+METRIC_NAMES = {
+    "accuracy": ("Accuracy", "share of images that were classified correctly"),
+    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
+    "macro_precision": ("Precision", "mean over classes"),
+    "macro_recall": ("Recall", "mean over classes"),
+    "macro_f1": ("F1", "mean over classes"),
+    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
+    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
+    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
+    "calibration_error": (
+        "Calibration error",
+        "distance of the probabilities from the truth, lower is better",
+    ),
+}
 _NUM_CALIBRATION_BINS = 15
+_PROPORTIONS = ("accuracy", "top_k_accuracy")
 _MAX_BLOCK_VALUES = 1 << 22
 """The maximum of values in one block of draws: 32 MB."""
 
@@ -54,20 +74,29 @@ class ModelPredictions:
         )
 
 
+def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
+    """Returns the name and the meaning of a metric."""
+    name, meaning = METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
+    return name.format(k=top_k), meaning.format(k=top_k)
+
+
+def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Returns the points of the mean of precision-recall curves, which are float [101]."""
+    mean = np.mean(list(curves.values()), axis=0)
+    return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
+
+
 def find_in_top_k(probabilities: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
     """Returns whether each label is among the k most probable classes: bool [N].
 
     Among equal probabilities, the class with the higher index comes first, as in scikit-learn's
-    `top_k_accuracy_score`, which has no answer for a single example.
-
-    Args:
-      probabilities: float [N, C], all finite.
-      labels: int64 [N].
+    `top_k_accuracy_score`, which has no answer for a single example. `probabilities` are finite,
+    float [N, C].
     """
     label_probability = probabilities[np.arange(len(labels)), labels][:, None]
-    comes_later = np.arange(probabilities.shape[1])[None, :] > labels[:, None]
-    is_before = (probabilities > label_probability) | (
-        (probabilities == label_probability) & comes_later
+    comes_later = np.arange(probabilities.shape[1]) > labels[:, None]
+    is_before = np.where(
+        comes_later, probabilities >= label_probability, probabilities > label_probability
     )
     is_found: np.ndarray = np.count_nonzero(is_before, axis=1) < k
     return is_found
@@ -273,13 +302,9 @@ def compare(
 def compute_calibration_bins(
     confidences: np.ndarray, is_right: np.ndarray, num_bins: int = _NUM_CALIBRATION_BINS
 ) -> list[CalibrationBin]:
-    """Returns equally wide bins from 0 to 1 over the probability of the answer.
+    """Returns equally wide bins from 0 to 1 over the probability of the answer, float [N].
 
     Empty bins are left out. scikit-learn's `calibration_curve` has the same bins without counts.
-
-    Args:
-      confidences: float [N], within 0 and 1.
-      is_right: bool [N].
     """
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     index = np.searchsorted(edges[1:-1], confidences)
@@ -299,10 +324,119 @@ def compute_calibration_bins(
 
 
 def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
-    """Returns the expected calibration error (Naeini 2015).
-
-    It is the absolute difference between the accuracy and the confidence of a bin, averaged over
-    bins by their number of examples.
+    """Returns the expected calibration error (Naeini 2015): the absolute difference between the
+    accuracy and the confidence of a bin, averaged over bins by their number of examples.
     """
     errors = [abs(each.accuracy - each.confidence) for each in bins]
     return float(np.average(errors, weights=[each.count for each in bins]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group of test examples.
+
+    `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
+    """
+
+    num_examples: int
+    challenger: ModelEvaluation
+    champion: ModelEvaluation | None = None
+    slice: str = ""
+    value: str = ""
+    differences: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Draws of challenger minus champion, by metric: [B], or [B, C] for the metric of a class.
+
+    Empty without a champion. It has only metrics that are made of counts, so none of a detector.
+    """
+    baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The metrics of a model that has not looked at the images. Empty for a slice."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.slice}={self.value}" if self.slice else ""
+
+    def compute_difference_intervals(self) -> dict[str, Interval]:
+        """Returns 95 % intervals of challenger minus champion, for metrics of the whole group."""
+        return {
+            name: compute_interval_95(draws)
+            for name, draws in self.differences.items()
+            if draws.ndim == 1
+        }
+
+    def to_slice_figures(self) -> SliceFigures:
+        return SliceFigures(
+            name=self.slice,
+            value=self.value,
+            num_examples=self.num_examples,
+            challenger=self.challenger.metrics,
+            champion=self.champion.metrics if self.champion else None,
+            intervals=self.challenger.intervals,
+            differences=self.compute_difference_intervals(),
+        )
+
+
+def build_group(
+    labels: np.ndarray,
+    predictions: Sequence[ModelPredictions],
+    evaluations: Sequence[ModelEvaluation],
+    slice: str = "",
+    value: str = "",
+    baseline: Mapping[str, float] | None = None,
+) -> Group:
+    """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
+
+    The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
+    Answers and figures are those of the challenger and, if there is one, of the champion.
+    """
+    challenger, *champions = evaluations
+    draws, *others = draw_samples(labels, predictions, len(challenger.classes))
+    intervals = {
+        name: compute_wilson_interval_95(round(challenger.metrics[name] * len(labels)), len(labels))
+        if name in _PROPORTIONS
+        else compute_interval_95(values)
+        for name, values in draws.items()
+        if values.ndim == 1
+    }
+    return Group(
+        len(labels),
+        challenger.model_copy(update={"intervals": intervals}),
+        champions[0] if champions else None,
+        slice,
+        value,
+        {
+            name: values - others[0][name]
+            for name, values in (draws.items() if others else ())
+            # No rule has both a class and a slice, and the draws of the classes are large.
+            if not slice or values.ndim == 1
+        },
+        baseline or {},
+    )
+
+
+def build_slice_groups(
+    labels: np.ndarray,
+    predictions: Sequence[ModelPredictions],
+    slices: Mapping[str, np.ndarray],
+    class_names: Sequence[str],
+) -> list[Group]:
+    """Returns a group for each value of each slice, in the order of the config and of the values.
+
+    `slices` has the value (text, [N]) of every example, by the slice's name.
+    """
+    found = []
+    for name, values in slices.items():
+        # Ranges are sorted by their lower end, which begins their text, other values by name.
+        for value in sorted(set(values.tolist()), key=lambda each: (_parse_lower_end(each), each)):
+            indexes = np.flatnonzero(values == value)
+            models = [each.select(indexes) for each in predictions]
+            evaluations = [evaluate_counts(labels[indexes], model, class_names) for model in models]
+            found.append(build_group(labels[indexes], models, evaluations, name, value))
+    return found
+
+
+def _parse_lower_end(value: str) -> float:
+    word = value.split(" ")[0]
+    try:
+        return float("-inf") if word == "below" else float(word)
+    except ValueError:
+        return float("inf")

@@ -3,23 +3,22 @@
 Pure functions: the same evaluation gives the same bytes, without a clock or a run id. The page runs
 no script and loads nothing, and its security policy forbids both. The template engine escapes all
 text. `classifier.html` and `detector.html` extend `report.html`.
-
-Pillow is imported where a picture is drawn, because `trainyard compare` uses this module without
-it.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import io
 import itertools
 import json
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -29,31 +28,31 @@ from pipeline_ops.artifacts.results import (
     PUBLICATION,
     EvaluationFigures,
     ModelEvaluation,
-    RuleVerdict,
     TrainingFigures,
     compare_with_baseline,
 )
 from pipeline_ops.config.evaluate import LOWER_IS_BETTER
-from pipeline_ops.evaluation.classifier import ClassifierFindings
-from pipeline_ops.evaluation.coco import ImageDetections
-from pipeline_ops.evaluation.detector import DetectorFindings, match
-from pipeline_ops.evaluation.lineage import Leaks, Lineage
-from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, Curves
-from pipeline_ops.evaluation.predictions import NUM_PREDICTIONS, NUM_SHOWN, rank_key
-from pipeline_ops.input.saved_model_client import TrueBoxes
-from pipeline_ops.pages.charts import (
-    Bar,
-    Line,
-    draw_interval_chart,
-    draw_line_chart,
-    draw_share_chart,
+from pipeline_ops.evaluation.classifier import (
+    NUM_PREDICTIONS,
+    NUM_SHOWN,
+    ClassifierFindings,
+    rank_key,
 )
+from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
+from pipeline_ops.evaluation.inputs import Leaks, Lineage
+from pipeline_ops.evaluation.metrics import (
+    METRIC_NAMES,
+    NUM_SAMPLES,
+    Curves,
+    describe_metric,
+    to_recall_points,
+)
+from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.pages import charts, drawing
+from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-MAX_CLASS_ROWS = 100
+_MAX_CLASS_ROWS = 100
 _MAX_MATRIX_CLASSES = 30
 """The largest confusion matrix that is shown, because a larger one is not readable."""
 _MAX_PAIRS = 12
@@ -61,6 +60,7 @@ _MAX_CLASS_CURVES = 5
 _MAX_REJECTED = 50
 _MAX_RULES = 12
 """The number of rules that are shown at once. Rules that do not hold are always shown."""
+_NUM_LAST_METRICS = 3
 _MAX_IMAGE_BYTES = 48 << 10
 """A larger file is shown as a smaller picture."""
 _MAX_IMAGE_PIXELS = 256
@@ -69,23 +69,8 @@ _OVERFITTED = 1.1
 """A validation loss is worse than the lowest one from this factor on. Less is noise."""
 _MODELS = (("challenger", "validation"), ("champion", "champion"))
 """The models of an evaluation, and the styles of their curves."""
-_METRIC_NAMES = {
-    "accuracy": ("Accuracy", "share of images that were classified correctly"),
-    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
-    "macro_precision": ("Precision", "mean over classes"),
-    "macro_recall": ("Recall", "mean over classes"),
-    "macro_f1": ("F1", "mean over classes"),
-    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
-    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
-    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
-    "calibration_error": (
-        "Calibration error",
-        "distance of the probabilities from the truth, lower is better",
-    ),
-}
 Chart = tuple[str, list[Line], Markup]
 """Title, curves and drawing."""
-RowT = TypeVar("RowT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,17 +104,30 @@ def read_rejected(quarantine: Path) -> list[dict[str, str]]:
 def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData) -> str:
     """Returns the page as text to be written in UTF-8."""
     here, figures, names = Path(__file__).parent, data.figures, data.dataset.class_names
-    challenger = figures.challenger
-    shown_rules, more_rules = _split_rules(figures.rules)
+    classes = figures.challenger.classes
+    shown_classes = list(range(len(names)))
+    if len(names) > _MAX_CLASS_ROWS:
+        shown_classes.sort(key=lambda index: classes[index].recall)
+        del shown_classes[_MAX_CLASS_ROWS:]
+    average_precisions: Mapping[str, float | None]
+    rules = figures.rules
+    if len(rules) > _MAX_RULES:  # rules that do not hold come first, and are not folded
+        rules = sorted(rules, key=lambda rule: rule.passed)
+    num_rules = max(_MAX_RULES, sum(not rule.passed for rule in rules))
     if isinstance(found, ClassifierFindings):
         template, top_k = "classifier.html", found.top_k
-        average_precisions = {each.name: each.average_precision for each in challenger.classes}
+        average_precisions = {each.name: each.average_precision for each in classes}
         values = _describe_classifier(figures, names, top_k)
     else:
         template, top_k = "detector.html", 0
-        average_precisions = {each.name: each.average_precision_50 for each in found.classes}
+        average_precisions = found.evaluations[0].average_precisions_50
         pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
         values = {"pictures": pictures}
+    last_metrics = [
+        (describe_metric(name, top_k)[0], before, figures.challenger.metrics[name])
+        for name, before in data.lineage.last_metrics.items()
+        if name in figures.challenger.metrics
+    ]
     return render_page(
         here / template,
         [here / "report.css"],
@@ -138,19 +136,16 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         data=data,
         figures=figures,
         found=found,
-        rules=shown_rules,
-        more_rules=more_rules,
+        rules=rules[:num_rules],
+        more_rules=rules[num_rules:],
         splits=SPLITS,
         class_names=names,
-        shown_classes=limit_class_rows(
-            list(range(len(names))), lambda index: challenger.classes[index].recall
-        ),
-        confusion=challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
+        shown_classes=shown_classes,
+        confusion=figures.challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
         score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
-        baseline=_describe_baseline(figures),
-        used_epoch=_describe_used_epoch(data.training),
-        last_metrics=_compare_with_last_metrics(data, top_k),
+        baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
+        last_metrics=last_metrics[:_NUM_LAST_METRICS],
         to_data_uri=to_data_uri,
         **values,
     )
@@ -160,13 +155,18 @@ def _describe_classifier(
     figures: EvaluationFigures, names: list[str], top_k: int
 ) -> dict[str, Any]:
     """Returns the variables that only `classifier.html` has."""
-    pairs = _find_confused_pairs(figures.challenger, names)
+    pairs = [
+        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
+        for i, row in enumerate(figures.challenger.confusion)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
         "num_samples": NUM_SAMPLES,
-        "metric_texts": {name: describe_metric(name, top_k) for name in _METRIC_NAMES},
+        "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
         "lower_is_better": LOWER_IS_BETTER,
-        "draw_interval_chart": draw_interval_chart,
+        "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
@@ -180,73 +180,13 @@ def _describe_classifier(
             for value in (part.challenger["accuracy"], part.intervals["accuracy"][0])
         ),
         "calibration_chart": _draw_calibration_chart(models),
-        "pairs": pairs[:_MAX_PAIRS],
+        "pairs": sorted(pairs, key=operator.itemgetter("count"), reverse=True)[:_MAX_PAIRS],
         "num_mistakes": sum(pair["count"] for pair in pairs),
     }
 
 
-def _split_rules(rules: Sequence[RuleVerdict]) -> tuple[list[RuleVerdict], list[RuleVerdict]]:
-    """Returns the rules that are shown at once, and the rules that are folded away.
-
-    If there are more than `_MAX_RULES`, rules that hold are folded away.
-    """
-    if len(rules) <= _MAX_RULES:
-        return list(rules), []
-    failed = [rule for rule in rules if not rule.passed]
-    held = [rule for rule in rules if rule.passed]
-    num_free = max(0, _MAX_RULES - len(failed))
-    return [*failed, *held[:num_free]], held[num_free:]
-
-
-def _compare_with_last_metrics(data: ReportData, top_k: int) -> list[dict[str, Any]]:
-    """Returns the metrics of the challenger next to those of the previous run's challenger.
-
-    The previous run may have had a different test split.
-    """
-    last_metrics = data.lineage.since_last_run.metrics if data.lineage.since_last_run else {}
-    metrics = data.figures.challenger.metrics
-    return [
-        {"name": describe_metric(name, top_k)[0], "value": metrics[name], "before": before}
-        for name, before in last_metrics.items()
-        if name in metrics
-    ]
-
-
-def _describe_baseline(figures: EvaluationFigures) -> str:
-    """Says whether the challenger is better than the baseline, and how that answers."""
-    text = compare_with_baseline(figures.challenger.metrics, figures.baseline)
-    if not text:
-        return ""
-    if "accuracy" not in figures.baseline:
-        return f"{text} (boxes of average size in the centre)."
-    most_frequent = max(figures.challenger.classes, key=lambda each: each.support)
-    return f"{text} (it always answers {most_frequent.name})."
-
-
-def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
-    """Returns the name and the meaning of a metric."""
-    name, meaning = _METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
-    return name.format(k=top_k), meaning.format(k=top_k)
-
-
 def _find_scale_start(values: Iterable[float]) -> float:
     return min(0.95, max(0.0, min(values, default=1.0) - 0.05))
-
-
-def limit_class_rows(rows: list[RowT], order: Callable[[RowT], float]) -> list[RowT]:
-    """Returns all rows, or the first `MAX_CLASS_ROWS` in this order if there are more."""
-    return rows if len(rows) <= MAX_CLASS_ROWS else sorted(rows, key=order)[:MAX_CLASS_ROWS]
-
-
-def _find_confused_pairs(model: ModelEvaluation, names: list[str]) -> list[dict[str, Any]]:
-    """Returns confusions, the most frequent first."""
-    pairs = [
-        {"label": names[i], "answer": names[j], "count": count, "share": count / sum(row)}
-        for i, row in enumerate(model.confusion)
-        for j, count in enumerate(row)
-        if i != j and count
-    ]
-    return sorted(pairs, key=lambda pair: -pair["count"])
 
 
 def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
@@ -256,7 +196,7 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
     """
     history = training.history
     known = history[0].metrics if history else {}
-    charts: list[Chart] = []
+    drawn: list[Chart] = []
     for key in (name for name in known if name.startswith("validation_")):
         metric = key.removeprefix("validation_")
         title = metric.replace("_", " ").capitalize()
@@ -265,7 +205,7 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
             for name, each in (("training", metric), ("validation", key))
             if each in known
         ]
-        drawing = draw_line_chart(
+        chart = charts.draw_line_chart(
             f"{title} by epoch",
             lines,
             y_min=0.0 if metric == "loss" else math.inf,
@@ -273,23 +213,11 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
             marked_x=training.best_epoch + 1 if training.best_epoch >= 0 else None,
             marked_label="best" if training.best_monitor else "used",
         )
-        charts.append((title, lines, drawing))
+        drawn.append((title, lines, chart))
     rates = [(epoch.epoch + 1, epoch.learning_rate) for epoch in history]
     lines = [Line("learning rate", "validation", rates)]
-    drawing = draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
-    return [*charts, ("Learning rate", lines, drawing)]
-
-
-def _describe_used_epoch(training: TrainingFigures) -> str:
-    """Says which epoch the model's weights are from, and why. Epochs count from 1."""
-    history, used = training.history, training.best_epoch
-    if not 0 <= used < len(history):
-        return ""
-    if training.best_monitor:
-        reason = f"the best {training.best_monitor.replace('_', ' ')}"
-    else:
-        reason = "the last one, because train.best_checkpoint is null"
-    return f"The model has the weights of epoch {used + 1} of {len(history)}: {reason}."
+    chart = charts.draw_line_chart("Learning rate by epoch", lines, y_min=0.0)
+    return [*drawn, ("Learning rate", lines, chart)]
 
 
 def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
@@ -354,18 +282,12 @@ def _draw_precision_recall_charts(
         for number, name in enumerate(weakest)
     ]
     return [
-        (title, lines, draw_share_chart(f"Precision against recall {text}", "recall", lines))
+        (title, lines, charts.draw_share_chart(f"Precision against recall {text}", "recall", lines))
         for title, lines, text in (
             ("Precision and recall", means, "as the mean of all classes"),
             ("Weakest classes", by_class, "of the weakest classes"),
         )
     ]
-
-
-def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Returns the points of the mean of precision-recall curves, which are float [101]."""
-    mean = np.mean(list(curves.values()), axis=0)
-    return list(zip(RECALL_THRESHOLDS.tolist(), mean.tolist(), strict=True))
 
 
 def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
@@ -387,60 +309,40 @@ def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
         for each in bins
     ]
     title = "Share of right answers by probability of the answer"
-    return "Calibration", lines, draw_share_chart(title, "probability of the answer", lines, bars)
+    chart = charts.draw_share_chart(title, "probability of the answer", lines, bars)
+    return "Calibration", lines, chart
 
 
 def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequence[str]) -> bytes:
     """Draws some test images as a PNG file: the truth on the left, the prediction on the right."""
-    from pipeline_ops.pages.drawing import draw_grid
-
+    draw, cells = functools.partial(drawing.draw_cell, side=drawing.LARGE_CELL_PIXELS), []
     if isinstance(found, ClassifierFindings):
-        return draw_grid(_draw_samples(found, names), columns=2)
-    return draw_grid(_draw_scenes(found, names), columns=2)
-
-
-def _draw_samples(found: ClassifierFindings, names: Sequence[str]) -> list[Image.Image]:
-    from pipeline_ops.pages.drawing import LARGE_CELL_PIXELS, decode_image, draw_cell
-
-    cells = []
-    for shown in found.samples:
-        image, color = decode_image(shown.image), "#080" if shown.is_right else "#b00"
-        answer = f"prediction: {names[shown.prediction]} {shown.confidence:.2f}"
-        truth = f"truth: {names[shown.label]}"
-        cells += [
-            draw_cell(image, (), shown.key, truth, side=LARGE_CELL_PIXELS),
-            draw_cell(image, (), "", answer, color, side=LARGE_CELL_PIXELS),
-        ]
-    return cells
-
-
-def _draw_scenes(found: DetectorFindings, names: Sequence[str]) -> list[Image.Image]:
-    from pipeline_ops.pages.drawing import (
-        LARGE_CELL_PIXELS,
-        LabelledBox,
-        count_boxes,
-        decode_image,
-        draw_cell,
-    )
-
-    cells = []
+        for shown in found.predictions.samples:
+            image, entry = drawing.decode_image(shown.image), shown.entry
+            color = "#080" if entry["prediction"] == entry["label"] else "#b00"
+            answer = f"prediction: {entry['prediction']} {entry['confidence']:.2f}"
+            cells.append(draw(image, (), entry["key"], f"truth: {entry['label']}"))
+            cells.append(draw(image, (), "", answer, color))
+        return drawing.draw_grid(cells, columns=2)
     pairs = zip(found.scenes, found.detections, strict=True)
     sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
-    for scene, answer in sample:
-        image, detected = decode_image(scene.image), answer.filter_by_score(found.min_score)
-        true = zip(np.clip(scene.boxes, 0, 1), scene.classes, strict=True)
-        predicted = zip(
-            np.clip(detected.boxes, 0, 1), detected.classes, detected.scores, strict=True
-        )
-        truth = [LabelledBox(box, names[label]) for box, label in true]
-        prediction = [LabelledBox(box, names[label], score) for box, label, score in predicted]
-        text = f"{count_boxes(len(prediction))} with a score of {found.min_score:g} or more"
-        true_text = f"truth: {count_boxes(len(truth))}"
-        cells += [
-            draw_cell(image, truth, scene.key, true_text, side=LARGE_CELL_PIXELS),
-            draw_cell(image, prediction, "", f"prediction: {text}", side=LARGE_CELL_PIXELS),
-        ]
-    return cells
+    for scene, detections in sample:
+        image = drawing.decode_image(scene.image)
+        detected = detections.filter_by_score(found.min_score)
+        truth = _label_boxes(scene, names)
+        prediction = _label_boxes(detected, names, detected.scores)
+        num_true, num_found = (drawing.count_boxes(len(each)) for each in (truth, prediction))
+        answer = f"prediction: {num_found} with a score of {found.min_score:g} or more"
+        cells.append(draw(image, truth, scene.key, f"truth: {num_true}"))
+        cells.append(draw(image, prediction, "", answer))
+    return drawing.draw_grid(cells, columns=2)
+
+
+def _label_boxes(
+    found: TrueBoxes | ImageDetections, names: Sequence[str], scores: Iterable[float | None] = ()
+) -> list[drawing.LabelledBox]:
+    triples = itertools.zip_longest(np.clip(found.boxes, 0, 1), found.classes, scores)
+    return [drawing.LabelledBox(box, names[label], score) for box, label, score in triples]
 
 
 def mark_mistakes(
@@ -506,11 +408,9 @@ def to_data_uri(image: bytes) -> str | None:
     PNG and JPEG stay as they are. Large files and all other formats become a PNG of at most 256 x
     256 pixels. Returns None for a file that is not an image.
     """
-    from pipeline_ops.pages.drawing import decode_image
-
     kind = next((kind for magic, kind in _IMAGE_TYPES.items() if image.startswith(magic)), None)
     if kind is None or len(image) > _MAX_IMAGE_BYTES:
-        picture = decode_image(image)
+        picture = drawing.decode_image(image)
         if picture is None:
             return None
         picture.thumbnail((_MAX_IMAGE_PIXELS, _MAX_IMAGE_PIXELS))

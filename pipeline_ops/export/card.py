@@ -24,88 +24,6 @@ from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path
 
 CARD_JSON, CARD_MARKDOWN = "model_card.json", "MODEL_CARD.md"
-_TEMPLATE = """\
-# {{ model }}, version {{ version }}
-
-Made by the pipeline {{ pipeline }}.
-
-{% for heading, text in texts.items() %}
-## {{ heading }}
-
-{{ text }}
-
-{% endfor %}
-## Data
-
-{% if data %}
-| class |{% for split in data.num_examples %} {{ split }} |{% endfor +%}
-|---|{% for split in data.num_examples %}---|{% endfor +%}
-| all |{% for count in data.num_examples.values() %} {{ "{:,}".format(count) }} |{% endfor +%}
-{% for name in label_names %}
-| {{ name }} |{% for split in data.num_examples %} {{ data.labels.get(split, {}).get(name, 0) }} |\
-{% endfor +%}
-{% endfor %}
-
-Rejected examples: {{ "{:,}".format(data.num_rejected) }}.
-{% else %}
-The data set is gone. The lineage below has its digest.
-{% endif %}
-
-## Training
-
-{{ training.model }}, {{ "{:,}".format(training.num_parameters) }} parameters, \
-input {{ training.input | join(" x ") }}, {{ "{:,}".format(training.steps) }} steps \
-with the strategy {{ training.strategy }} on {{ training.workers }} worker(s).
-
-## Evaluation
-
-Measured on {{ "{:,}".format(evaluation.num_examples) }} test examples. \
-{% if evaluation.compared_with %}Compared with version {{ evaluation.compared_with }}.\
-{% else %}There was no champion to compare it with.{% endif +%}
-
-| metric | value |
-|---|---|
-{% for name, value in evaluation.metrics.items() %}
-| {{ name }} | {{ "%.4f" | format(value) }} |
-{% endfor %}
-
-| class | precision | recall | F1 | examples |
-|---|---|---|---|---|
-{% for each in evaluation.classes %}
-| {{ each.name }} | {{ "%.4f" | format(each.precision) }} | {{ "%.4f" | format(each.recall) }} \
-| {{ "%.4f" | format(each.f1) }} | {{ each.support }} |
-{% endfor %}
-
-Gate:
-
-{% for text in evaluation.gate %}
-- {{ text }}
-{% endfor %}
-
-## Formats
-
-| format | file | bytes | same answers as the trained model | largest difference | allowed |
-|---|---|---|---|---|---|
-{% for each in formats %}
-| {{ each.name }} | {{ each.path or "this folder" }} | {{ "{:,}".format(each.num_bytes) }} \
-| {{ "{:.1%}".format(each.top1_agreement) }} of {{ each.num_checked }} \
-| {{ "%.2g" | format(each.max_difference) }} | {{ "%g" | format(each.tolerance) }} |
-{% endfor %}
-
-## Lineage
-
-| made from | digest |
-|---|---|
-{% for name, digest in lineage.items() %}
-| {{ name }} | {{ digest }} |
-{% endfor %}
-
-| package | version |
-|---|---|
-{% for name, version in versions.items() %}
-| {{ name }} | {{ version }} |
-{% endfor %}
-"""
 
 
 def write_card(
@@ -172,6 +90,7 @@ def _read_data_figures(entry: Input | None) -> dict[str, Any] | None:
 
 def _to_markdown(card: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(  # noqa: S701 (`finalize` escapes every value)
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         finalize=_escape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -179,7 +98,7 @@ def _to_markdown(card: Mapping[str, Any]) -> str:
     )
     labels = card["data"]["labels"].values() if card["data"] else ()
     label_names = sorted({name for split in labels for name in split})
-    return environment.from_string(_TEMPLATE).render(card, card=card, label_names=label_names)
+    return environment.get_template("model_card.md.jinja").render(card, label_names=label_names)
 
 
 def _escape(value: Any) -> str:

@@ -1,19 +1,23 @@
 """Checks that the published model is the model that was trained, in every format.
 
 Training leaves real test examples, and the probabilities that the model in memory gave for them.
-The export job is a process that has never built the model. There, each signature of the SavedModel
-and every format that was made of it must give the same probabilities.
+The export job is a process that has never built the model. There, each signature of the SavedModel,
+every format that was made of it, and the service of `trainyard serve` must give the same
+probabilities.
 
 Legend: N images, H W C one image, K classes.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import statistics
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +31,8 @@ from pipeline_ops.config.export import Export
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_format
+from pipeline_ops.export.serving.model_reloader import LoadedModel, predict
+from pipeline_ops.export.serving.rest import BadRequest
 from pipeline_ops.input.saved_model_client import (
     DETECTOR_OUTPUTS,
     SavedModelClient,
@@ -37,6 +43,7 @@ from pipeline_ops.input.saved_model_client import (
 from pipeline_ops.storage.read_errors import make_read_error
 
 _BATCH = 64
+_NUM_SERVED = 16
 _OUTPUTS: dict[Task, Sequence[str]] = {
     "classification": ("probabilities", "classes"),
     "detection": DETECTOR_OUTPUTS,
@@ -68,12 +75,8 @@ class AgreementRule:
         return cls(config.tolerance, 1.0, ("export.tolerance", "the format"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """The agreement of two sets of probabilities for the same images.
-
-    It has the number of images, the largest difference, and the share of equal answers.
-    """
+class Agreement(NamedTuple):
+    """The number of compared images, the largest difference, and the share of equal answers."""
 
     num_checked: int
     max_difference: float
@@ -83,10 +86,8 @@ class Agreement:
 class References:
     """The answers of the trained model, and a SavedModel that has to give the same ones.
 
-    `training` is the folder of a training's artifact, `folder` the SavedModel.
-
-    Raises:
-      DataError: a file cannot be read or loaded.
+    `training` is the folder of a training's artifact, `folder` the SavedModel. Raises DataError if
+    a file cannot be read or loaded.
     """
 
     def __init__(
@@ -141,8 +142,7 @@ def check_format(
 ) -> FormatFigures:
     """Checks one format of a version in a folder, or its SavedModel. `seconds` took the conversion.
 
-    Raises:
-      DataError: it is not the trained model.
+    Raises DataError if it is not the trained model.
     """
     rule = AgreementRule.for_format(name, config, references.task)
     infer: PredictFunction
@@ -161,7 +161,7 @@ def check_format(
         name=name,
         path=path,
         num_bytes=sum(file.stat().st_size for file in files),
-        **dataclasses.asdict(agreement),
+        **agreement._asdict(),
         tolerance=rule.tolerance,
         min_top1_agreement=rule.top1_agreement,
         latency_seconds=statistics.median(durations[_UNTIMED_CALLS:]),
@@ -169,13 +169,41 @@ def check_format(
     )
 
 
+def check_serving(folder: Path, references: References, config: Export) -> None:
+    """Predicts some of the references as `trainyard serve` does, in rows and in columns.
+
+    Raises DataError if the version cannot be loaded, or if it gives other answers than training.
+    """
+    images = [
+        {"b64": base64.b64encode(image).decode()} for image in references.encoded[:_NUM_SERVED]
+    ]
+    model = LoadedModel(1, folder, [], references.model.loaded)
+    answers = []
+    for body in ({"instances": images}, {"inputs": {"image_bytes": images}}):
+        try:
+            # Through JSON, as a client gets it.
+            answers.append(json.loads(json.dumps(predict(model, json.dumps(body).encode()))))
+        except BadRequest as error:
+            raise DataError(
+                f"a server refuses the reference examples: {error}. Nothing was published."
+            ) from error
+    rows, columns = answers[0]["predictions"], answers[1]["outputs"]
+    for found in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
+        predictions = {name: np.array(values) for name, values in found.items()}
+        compare(
+            references.outputs[:_NUM_SERVED],
+            references.pack(predictions),
+            AgreementRule.for_format("saved_model", config),
+            "the model behind a server",
+        )
+
+
 def compare(
     references: np.ndarray, predictions: np.ndarray, rule: AgreementRule, name: str
 ) -> Agreement:
     """Compares probabilities (float32 [N, K]) or detections (float32 [N, D, 6]).
 
-    Raises:
-      DataError: a number differs by more than the rule allows, or too many answers differ.
+    Raises DataError if a number differs by more than the rule allows, or if too many answers do.
     """
     if references.shape != predictions.shape or not len(references):
         raise DataError(
@@ -209,19 +237,21 @@ def _compare_detections(
 ) -> Agreement:
     """Compares sets of detections.
 
-    Each detection of one set must be in the other set, in any position: if two have nearly the same
-    score, either may come first. A detection with a score that is barely sufficient may be missing.
+    Each detection of one set must be in the other set. Its position does not count, because
+    rounding swaps detections with nearly equal scores. A detection may be missing if its score is
+    barely sufficient.
 
-    If two boxes are almost equal, rounding decides which of them stays. So for a format that may
-    differ in some images, the difference is that of the other images.
+    Rounding also decides which of two almost equal boxes survives non-maximum suppression. A format
+    may therefore differ in some images (`rule.top1_agreement`). The largest difference is measured
+    on the others.
     """
     differences = np.array(
         [
             max(
-                _find_largest_distance(*pair, rule.tolerance),
-                _find_largest_distance(*pair[::-1], rule.tolerance),
+                _find_largest_distance(first, second, rule.tolerance),
+                _find_largest_distance(second, first, rule.tolerance),
             )
-            for pair in zip(references, predictions, strict=True)
+            for first, second in zip(references, predictions, strict=True)
         ]
     )
     agrees = differences <= rule.tolerance

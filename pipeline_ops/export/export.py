@@ -12,10 +12,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from pipeline_ops.artifacts.manifest import (
-    Input,
     Manifest,
     check_files,
     list_files,
@@ -39,9 +36,8 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.export.card import write_card
-from pipeline_ops.export.check import References, check_format
+from pipeline_ops.export.check import References, check_format, check_serving
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
-from pipeline_ops.export.serving_check import check_serving
 from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
@@ -60,22 +56,12 @@ from pipeline_ops.storage.local_files import (
 )
 from pipeline_ops.storage.open_store import open_path
 
-_WARMUP_BATCHES = (1, 8)
-"""The numbers of images in the requests that TensorFlow Serving warms a version up with."""
-_FORMAT_TITLES = {
-    "saved_model": "SavedModel",
-    "tflite": "TFLite",
-    "tflite_int8": "TFLite, eight bits",
-    "onnx": "ONNX",
-}
-
 
 def export(job: Job) -> ExitCode:
     """Publishes, promotes, and writes an artifact that names the version.
 
-    Raises:
-      DataError: the challenger may not be published, and nothing was published. Or another model
-        was put in service during the export. Then the version exists, but is not in service.
+    Raises DataError if the challenger may not be published, or if another model was put in service
+    during the export. In the second case the version exists, but is not in service.
     """
     request, progress = job.request, job.progress
     config, model = Export.model_validate(request.config), _read_trained_model(request)
@@ -112,10 +98,6 @@ class _TrainedModel:
     figures: TrainingFigures
     evaluation: EvaluationFigures
     evaluation_folder: Path
-
-    @property
-    def dataset(self) -> Input:
-        return self.training.inputs["preprocess"]
 
 
 def _read_trained_model(request: Request) -> _TrainedModel:
@@ -226,7 +208,7 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         link_file(model.folder / file.path, path)
     converted = [name for name in config.formats if name in FORMAT_PATHS]
     num_classes = len(model.figures.class_names)
-    dataset = model.dataset
+    dataset = model.training.inputs["preprocess"]
     if "tflite_int8" in config.formats:
         dataset = fetch_input(dataset, lambda path: path.startswith("train-"))
     with run_converter(folder, dataset.uri, converted, num_classes) as wait:
@@ -237,16 +219,9 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         for name in converted:
             progress.report("check", message=f"comparing {name} with the trained model")
             formats.append(check_format(name, references, folder, config, seconds[name]))
-    progress.report("serve", message="requesting predictions from a server")
+    progress.report("serve", message="predicting as a server does")
     check_serving(folder, references, config)
-    images, requests = references.decode_images(), []
-    for count in (count for count in _WARMUP_BATCHES if count <= len(images)):
-        requests += [
-            ("serving_default", {"image_bytes": np.array(references.encoded[:count], object)}),
-            ("images", {"images": images[:count]}),
-            ("examples", {"examples": np.array(references.serialized[:count], object)}),
-        ]
-    write_warmup(folder, config.model, requests)
+    write_warmup(folder, config.model, references)
     return _StagedVersion(job.request, config, model, folder, formats)
 
 
@@ -283,9 +258,8 @@ def _promote(
 def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, outcome: str) -> None:
     """Writes the page and the figures of the evaluation again, with the published version.
 
-    The evaluation's own page is part of an artifact that never changes, and exists before anything
-    is published. It has a place that is reserved for the section on the version and its formats. So
-    a run has one page, which is complete at any time.
+    The evaluation's own page is part of an artifact that never changes. It has a place for the
+    section on the version and its formats, so a run has one page, which is complete at any time.
     """
     evaluation = model.evaluation_folder
     page = (evaluation / REPORT).read_text(encoding="utf-8")
@@ -297,7 +271,6 @@ def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, out
         Path(__file__).with_name("publication.html"),
         model=figures,
         outcome=outcome,
-        names=_FORMAT_TITLES,
         is_detector=model.figures.task == "detection",
     )
     write_atomically(folder / REPORT, page.replace(PUBLICATION, section).encode())

@@ -100,8 +100,7 @@ def print_figures(config: PipelineConfig, manifests: dict[str, str]) -> None:
 
 def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: int) -> None:
     """mAP on the test split with the weights of some epochs, evenly spread."""
-    from pipeline_ops.evaluation.coco import evaluate_boxes
-    from pipeline_ops.evaluation.detector import to_image_detections
+    from pipeline_ops.evaluation.detector import evaluate_boxes, to_image_detections
     from pipeline_ops.input.saved_model_client import read_true_boxes
     from pipeline_ops.input.tensorflow_start import tf
     from pipeline_ops.models import build_model, make_head
@@ -133,7 +132,7 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
         model.set_weights(read_arrays(files[index]))
         found = evaluate_boxes(scenes, detect_all(images), shape[:2], names)
         classes = ", ".join(
-            f"{each.name} {each.average_precision_50:.3f}" for each in found.classes
+            f"{name} {value:.3f}" for name, value in found.average_precisions_50.items()
         )
         minutes = (files[index].stat().st_mtime - begin) / 60
         epoch_figures = f"mAP@0.5 {found.metrics['map_50']:.4f}, mAP {found.metrics['map']:.4f}"

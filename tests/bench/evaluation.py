@@ -24,11 +24,8 @@ from measuring import format_spread, make_parser
 from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
-from pipeline_ops.evaluation.classifier import answer_class_shares
-from pipeline_ops.evaluation.coco import ImageDetections, evaluate_boxes
-from pipeline_ops.evaluation.groups import build_group, build_slice_groups
-from pipeline_ops.evaluation.metrics import evaluate_model
-from pipeline_ops.evaluation.predictions import predict_all
+from pipeline_ops.evaluation.classifier import compute_findings, predict_all
+from pipeline_ops.evaluation.detector import ImageDetections, evaluate_boxes
 from pipeline_ops.input.saved_model_client import SavedModelClient, TrueBoxes, read_encoded_batches
 
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
@@ -119,19 +116,14 @@ def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> flo
         [model],
         read_encoded_batches([shard], BATCH),
         count,
-        CLASSES,
+        names,
         TOP_K,
         [Slice(by="folder")],
         scratch,
         lambda done: None,
     )
-    (evaluation, _), (baseline, _) = (
-        evaluate_model(answers.labels, model, names)
-        for model in (answers.models[0], answer_class_shares(answers.labels, CLASSES, TOP_K))
-    )
-    build_group(answers.labels, answers.models, [evaluation], baseline=baseline.metrics)
-    build_slice_groups(answers.labels, answers.models, answers.slices, names)
-    return evaluation.metrics["accuracy"]
+    found = compute_findings(answers, names, TOP_K, [{}])
+    return found.whole.challenger.metrics["accuracy"]
 
 
 def by_hand(model, shard: str) -> float:

@@ -10,11 +10,14 @@ from manifests import make_manifest
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
-from pipeline_ops.evaluation.classifier import ClassifierFindings, answer_class_shares
-from pipeline_ops.evaluation.groups import build_group, build_slice_groups
-from pipeline_ops.evaluation.lineage import ChangesSince, Leaks, Lineage
-from pipeline_ops.evaluation.metrics import ModelPredictions, compare, evaluate_model
-from pipeline_ops.evaluation.predictions import ShownExample
+from pipeline_ops.evaluation.classifier import (
+    ClassifierFindings,
+    Predictions,
+    ShownExample,
+    compute_findings,
+)
+from pipeline_ops.evaluation.inputs import Leaks, Lineage
+from pipeline_ops.evaluation.metrics import ModelPredictions
 from pipeline_ops.evaluation.report import ReportData, render_report
 
 
@@ -36,25 +39,22 @@ def make_findings(
     wrong = generator.random((2, num_examples)) < noise
     classes = [(labels + w) % num_classes for w in wrong.astype(int)]
     answers = [make_predictions(labels, c, num_classes, generator) for c in classes[: 1 + champion]]
-    evaluated = [evaluate_model(labels, answer, names) for answer in answers]
-    baseline, _ = evaluate_model(labels, answer_class_shares(labels, num_classes, 2), names)
     mistakes = [
-        ShownExample(f"{i}.png", int(labels[i]), int(classes[0][i]), 0.9, 0.1, b"none")
+        ShownExample(
+            b"none",
+            {
+                "key": f"{i}.png",
+                "label": names[labels[i]],
+                "prediction": names[classes[0][i]],
+                "confidence": 0.9,
+                "label_probability": 0.1,
+            },
+        )
         for i in np.flatnonzero(wrong[0])[:4]
     ]
     cameras = {"camera": np.where(labels % 2, "front", "back")}
-    return ClassifierFindings(
-        whole=build_group(
-            labels, answers, [evaluation for evaluation, _ in evaluated], baseline=baseline.metrics
-        ),
-        slices=build_slice_groups(labels, answers, cameras, names),
-        curves=[curves for _, curves in evaluated],
-        comparison=compare(labels, *classes) if champion else None,
-        mistakes=mistakes,
-        surprises=mistakes,
-        samples=mistakes[:3],
-        top_k=2,
-    )
+    predictions = Predictions(labels, answers, cameras, mistakes, mistakes, mistakes[:3])
+    return compute_findings(predictions, names, 2, [{} for _ in answers])
 
 
 def render(
@@ -100,9 +100,7 @@ def render(
         dataset=made.model_copy(update=dataset or {}),
         drift=None,
         leaks=Leaks(0, None),
-        lineage=Lineage(
-            [], "f" * 32, ChangesSince({"preprocess": [], "train": []}) if champion else None
-        ),
+        lineage=Lineage([], "f" * 32, {"preprocess": [], "train": []} if champion else None),
     )
     return render_report(found, dataclasses.replace(data, **changes))
 

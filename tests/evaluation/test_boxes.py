@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline_ops.evaluation.coco import ImageDetections, evaluate_boxes
 from pipeline_ops.evaluation.detector import (
+    ImageDetections,
     answer_mean_boxes,
     count_mistakes,
+    evaluate_boxes,
     match,
     recommend_min_score,
 )

@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.coco import DetectionEvaluation, ImageDetections, evaluate_boxes
+from pipeline_ops.evaluation.detector import DetectionEvaluation, ImageDetections, evaluate_boxes
 from pipeline_ops.input.saved_model_client import TrueBoxes
 
 NAMES = (
@@ -253,17 +253,16 @@ def test_the_figures_are_those_of_pycocotools(name):
         [ours.metrics.get(name, -1.0) for name in NAMES], theirs.stats, rtol=0, atol=1e-9
     )
     precision = theirs.eval["precision"]
-    for index, figures in enumerate(ours.classes):
-        curve = precision[0, :, index, 0, 2]
-        assert (figures.precisions is None) == (curve == -1).all()
-        if figures.precisions is None:
-            assert figures.average_precision is None
-            continue
-        np.testing.assert_allclose(figures.precisions, curve, rtol=0, atol=1e-9)
-        assert figures.average_precision == pytest.approx(
-            precision[:, :, index, 0, 2].mean(), abs=1e-9
-        )
-        assert figures.average_precision_50 == pytest.approx(curve.mean(), abs=1e-9)
+    by_class = ours.curves, ours.average_precisions, ours.average_precisions_50
+    for index in range(made[-1]):
+        curve, name = precision[0, :, index, 0, 2], str(index)
+        assert {name in found for found in by_class} == {not (curve == -1).all()}
+        if name in ours.curves:
+            np.testing.assert_allclose(ours.curves[name], curve, rtol=0, atol=1e-9)
+            assert ours.average_precisions[name] == pytest.approx(
+                precision[:, :, index, 0, 2].mean(), abs=1e-9
+            )
+            assert ours.average_precisions_50[name] == pytest.approx(curve.mean(), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20, 32))
@@ -289,7 +288,7 @@ def test_a_perfect_detector_has_a_perfect_curve():
     truths = random_set(9)[0]
     found = evaluate(truths, perfect(truths), 30, 4)
     assert found.metrics["map"] == pytest.approx(1.0) and all(
-        (c.precisions == 1.0).all() for c in found.classes
+        (curve == 1.0).all() for curve in found.curves.values()
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.gate import Evidence, judge
-from pipeline_ops.evaluation.groups import Group
+from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.metrics import Group
 
 
 def evidence(
@@ -17,23 +19,22 @@ def evidence(
     why: str = "there is no champion to compare it with",
     baseline: dict | None = None,
     **more,
-) -> Evidence:
-    """Two models with these metrics."""
+) -> dict[str, Any]:
+    """The arguments of `judge` for two models with these metrics."""
     models = [
         None
         if metrics is None
         else ModelEvaluation(metrics=metrics, classes=[], confusion=[], measures=metrics)
         for metrics in (challenger, champion)
     ]
-    return Evidence(Group(100, *models, baseline=baseline or {}), no_champion_reason=why, **more)
+    whole = Group(100, *models, baseline=baseline or {})
+    return {"whole": whole, "no_champion_reason": why, **more}
 
 
 def judge_values(rule: Rule, challenger: float, champion: float | None) -> RuleVerdict:
     """The verdict on two models with these values of the rule's metric."""
-    [verdict] = judge(
-        [rule],
-        evidence({rule.metric: challenger}, None if champion is None else {rule.metric: champion}),
-    )
+    champion_metrics = None if champion is None else {rule.metric: champion}
+    [verdict] = judge([rule], **evidence({rule.metric: challenger}, champion_metrics))
     return verdict
 
 
@@ -149,7 +150,7 @@ def test_skill_is_the_part_of_the_way_from_the_baseline_to_a_perfect_score(
     metric, value, baseline, passed, text
 ):
     found = evidence({metric: value}, baseline={} if baseline is None else {metric: baseline})
-    [verdict] = judge([Rule(metric=metric, min_skill=0.1)], found)
+    [verdict] = judge([Rule(metric=metric, min_skill=0.1)], **found)
     assert (verdict.passed, verdict.text, verdict.bound) == (passed, text, 0.1)
 
 
@@ -160,7 +161,7 @@ def test_each_bound_of_each_rule_gets_a_verdict_in_the_order_of_the_config():
     ]
     verdicts = judge(
         rules,
-        evidence(
+        **evidence(
             {"accuracy": 0.95, "worst_class_recall": 0.7},
             {"accuracy": 0.97, "worst_class_recall": 0.1},
         ),
@@ -174,7 +175,7 @@ def test_each_bound_of_each_rule_gets_a_verdict_in_the_order_of_the_config():
 
 def test_why_there_is_no_comparison_is_part_of_the_sentence():
     alone = evidence({"accuracy": 0.5}, why="the champion (version 3) does not know x")
-    [verdict] = judge([accuracy(max_regression=0.1)], alone)
+    [verdict] = judge([accuracy(max_regression=0.1)], **alone)
     assert (
         verdict.text == "accuracy 0.5000 is not compared: the champion (version 3) does not know x"
     )
@@ -270,7 +271,7 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
         ],
     )
     whole = Group(20, model)
-    verdicts = judge([Rule(metric="recall", of_class="*", at_least=0.8)], Evidence(whole))
+    verdicts = judge([Rule(metric="recall", of_class="*", at_least=0.8)], whole)
     assert [(v.subject, v.passed) for v in verdicts] == [
         ("class cat", True),
         ("class dog", False),
@@ -284,7 +285,7 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
     with pytest.raises(
         ConfigError, match="there is no class 'dgo' .the nearest valid name is 'dog'"
     ):
-        judge([Rule(metric="recall", of_class="dgo", at_least=0.8)], Evidence(whole))
+        judge([Rule(metric="recall", of_class="dgo", at_least=0.8)], whole)
 
 
 @pytest.mark.parametrize(
@@ -296,12 +297,12 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
     ],
 )
 def test_drift_is_held_to_a_bound(drift, passed, text):
-    [verdict] = judge([Rule(metric="drift", at_most=0.1)], evidence({}, drift=drift))
+    [verdict] = judge([Rule(metric="drift", at_most=0.1)], **evidence({}, drift=drift))
     assert (verdict.passed, verdict.text) == (passed, text)
 
 
 def test_a_metric_that_has_no_meaning_on_these_examples_fails_its_rule():
-    [verdict] = judge([Rule(metric="macro_roc_auc", at_least=0.5)], evidence({}))
+    [verdict] = judge([Rule(metric="macro_roc_auc", at_least=0.5)], **evidence({}))
     assert (verdict.passed, verdict.text) == (
         False,
         "macro_roc_auc is undefined on these test examples",

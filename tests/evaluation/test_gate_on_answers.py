@@ -7,9 +7,14 @@ import pytest
 
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.gate import Evidence, judge
-from pipeline_ops.evaluation.groups import Group, build_group, build_slice_groups
-from pipeline_ops.evaluation.metrics import ModelPredictions, evaluate_model
+from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.metrics import (
+    Group,
+    ModelPredictions,
+    build_group,
+    build_slice_groups,
+    evaluate_model,
+)
 
 
 def answer(labels: np.ndarray, classes: np.ndarray) -> ModelPredictions:
@@ -75,7 +80,7 @@ def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Gro
 def test_a_tie_within_noise_is_handled_as_configured(counts, bound, within_noise, passed, is_noise):
     [verdict] = judge(
         [Rule(metric="accuracy", confidence=0.95, within_noise=within_noise, **bound)],
-        Evidence(two_models(*counts)),
+        two_models(*counts),
     )
     assert (verdict.passed, verdict.is_within_noise) == (passed, is_noise), verdict.text
     assert verdict.low <= verdict.value - verdict.champion <= verdict.high
@@ -85,7 +90,7 @@ def test_a_tie_within_noise_is_handled_as_configured(counts, bound, within_noise
 def test_a_confident_verdict_lists_its_numbers():
     [verdict] = judge(
         [Rule(metric="accuracy", confidence=0.95, max_regression=0.02)],
-        Evidence(two_models(800, 20, 120, 60)),
+        two_models(800, 20, 120, 60),
     )
     assert verdict.text == (
         "accuracy 0.8200 to the champion's 0.9200: the difference is "
@@ -106,16 +111,15 @@ def test_a_rule_for_a_slice_is_judged_on_its_examples_alone():
         Rule(metric="accuracy", of_slice="camera=night", at_least=0.5),
         Rule(metric="accuracy", of_slice="camera", at_least=0.5),
     )
-    found = Evidence(slices[0], slices)
-    assert [(v.subject, v.passed, v.value) for v in judge([night, day], found)] == [
+    assert [(v.subject, v.passed, v.value) for v in judge([night, day], slices[0], slices)] == [
         ("camera=night", False, 0.0),
         ("camera=day", True, 1.0),
         ("camera=night", False, 0.0),
     ]
-    [few] = judge([night.model_copy(update={"min_examples": 3})], found)
+    [few] = judge([night.model_copy(update={"min_examples": 3})], slices[0], slices)
     assert few.passed and "2 test examples, the rule needs 3 or more" in few.text
     with pytest.raises(
         ConfigError,
         match="no test example has camera=nigth .the nearest valid name is 'camera=night'",
     ):
-        judge([night.model_copy(update={"of_slice": "camera=nigth"})], found)
+        judge([night.model_copy(update={"of_slice": "camera=nigth"})], slices[0], slices)

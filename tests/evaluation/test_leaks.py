@@ -13,8 +13,7 @@ from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures, IndexEntry, wr
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import METRICS, REPORT
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.inputs import Artifact, Inputs
-from pipeline_ops.evaluation.lineage import find_leaks
+from pipeline_ops.evaluation.inputs import Artifact, Inputs, find_leaks
 from pipeline_ops.storage.open_store import open_root
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline_ops.evaluation.coco import ImageDetections
-from pipeline_ops.evaluation.detector import DetectorFindings
-from pipeline_ops.evaluation.predictions import rank_key
+from pipeline_ops.evaluation.classifier import rank_key
+from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections
 from pipeline_ops.evaluation.report import draw_predictions, to_data_uri
 from pipeline_ops.input.saved_model_client import TrueBoxes
 

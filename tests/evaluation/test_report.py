@@ -16,8 +16,8 @@ from sandbox import Sandbox, copy_dataset
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
-from pipeline_ops.evaluation.coco import ImageDetections
-from pipeline_ops.evaluation.lineage import ChangesSince, Leaks, Lineage
+from pipeline_ops.evaluation.detector import ImageDetections
+from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
 from pipeline_ops.evaluation.report import describe_overfitting, mark_mistakes
 from pipeline_ops.input.saved_model_client import TrueBoxes
@@ -198,9 +198,8 @@ def test_slices_leaks_and_drift_are_shown():
 
 
 def test_a_champion_of_other_preprocessing_is_told_of():
-    lineage = Lineage(
-        [], "f" * 32, ChangesSince({"preprocess": ["config stages: [] -> [{}]"], "train": []})
-    )
+    changes = {"preprocess": ["config stages: [] -> [{}]"], "train": []}
+    lineage = Lineage([], "f" * 32, changes)
     assert "preprocessed differently" in Page(render(lineage=lineage)).text
     assert "preprocessed differently" not in Page(render()).text
 

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import uvicorn
 
 from pipeline_ops.export.serving.rest import TensorSpec
-from pipeline_ops.export.serving.server import Server, listen
-from pipeline_ops.export.serving.service import Service
+from pipeline_ops.export.serving.server import Service, listen, make_server
 
 BODY = b'{"instances": ["x"]}'
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -53,7 +53,7 @@ class Loaded:
 class Running:
     """A server that runs, and connections to it."""
 
-    def __init__(self, server: Server, model: Model, port: int):
+    def __init__(self, server: uvicorn.Server, model: Model, port: int):
         self.server, self.model, self.port = server, model, port
 
     def connect(self) -> socket.socket:
@@ -78,14 +78,14 @@ def running(*allowed_hosts: str) -> Iterator[Running]:
     loaded = Loaded()
     listener = listen("127.0.0.1", 0)
     service = Service("digits", "champion", loaded)
-    server = Server(listener, service, allowed_hosts or ("*",))
-    thread = threading.Thread(target=server.run)
+    server = make_server(service, allowed_hosts or ("*",))
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
         yield Running(server, loaded.model, listener.getsockname()[1])
     finally:
         loaded.model.may_answer.set()
-        server.stop()
+        server.should_exit = True
         thread.join()
 
 

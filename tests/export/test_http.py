@@ -117,7 +117,7 @@ def test_a_server_that_stops_gives_the_answers_that_are_under_way(caplog):
         server.model.may_answer.clear()
         connection.sendall(post(BODY))
         assert server.model.asked.acquire(timeout=30)
-        server.server.stop()
+        server.server.should_exit = True
         time.sleep(0.5)
         server.model.may_answer.set()
         assert read_to_end(connection).endswith(PREDICTED)

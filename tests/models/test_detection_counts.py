@@ -57,7 +57,7 @@ def to_batch(scenes, scores):
 
 
 def compute_with_coco(scenes, scores) -> float:
-    from pipeline_ops.evaluation.coco import ImageDetections, evaluate_boxes
+    from pipeline_ops.evaluation.detector import ImageDetections, evaluate_boxes
     from pipeline_ops.input.saved_model_client import TrueBoxes
 
     truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]

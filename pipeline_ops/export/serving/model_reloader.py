@@ -1,4 +1,4 @@
-"""Loads the model that a server has: a version in a registry, or one fixed folder.
+"""Loads the model of a server, follows its alias in the registry, and answers predict requests.
 
 A new version is loaded next to the old one and replaces it at once. Requests that are under way end
 on the version they began with. If the new version cannot be loaded, the old one stays, and
@@ -7,7 +7,6 @@ on the version they began with. If the new version cannot be loaded, the old one
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Mapping
@@ -20,14 +19,19 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.export.serving.rest import TensorSpec
+from pipeline_ops.export.serving.rest import (
+    BadRequest,
+    TensorSpec,
+    format_response,
+    parse_predict_request,
+)
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.versions import Version
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry
 
 _log = logging.getLogger(__name__)
+_parse_lock = threading.Lock()
 
 
 class LoadedModel:
@@ -48,7 +52,11 @@ class LoadedModel:
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise make_read_error(f"cannot load {folder} as a SavedModel", error) from error
         self.signatures = {
-            name: _read_specs(function) for name, function in self._model.signatures.items()
+            signature: {
+                name: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+                for name, spec in function.structured_input_signature[1].items()
+            }
+            for signature, function in self._model.signatures.items()
         }
 
     def call_signature(
@@ -68,12 +76,18 @@ class LoadedModel:
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedModel:
-    """A model that is never reloaded, for use instead of a ModelReloader."""
+def predict(model: LoadedModel, body: bytes | bytearray) -> dict[str, Any]:
+    """Answers a predict request in TensorFlow Serving's REST form. Threads may call it at once.
 
-    model: LoadedModel
-    problem: str = ""
+    Raises BadRequest if the client must change the request.
+    """
+    with _parse_lock:  # JSON as Python objects takes ten times the memory of the body
+        request = parse_predict_request(body, model.signatures)
+    try:
+        outputs = model.call_signature(request.signature, request.inputs)
+    except ValueError as error:
+        raise BadRequest(f"the model cannot process this: {error}") from None
+    return format_response(outputs, request.is_row)
 
 
 class ModelReloader(threading.Thread):
@@ -107,7 +121,12 @@ class ModelReloader(threading.Thread):
         self._stop_requested.set()
 
     def _reload(self) -> None:
-        version = self._find_version()
+        if self._alias.isdecimal():
+            version = self._registry.get_version(int(self._alias))
+        elif found := self._registry.find_by_alias(self._alias):
+            version = found
+        else:
+            raise ConfigError(f"{self._registry.location}: no version has the alias {self._alias}")
         if self.model and self.model.number == version.number:
             return
         folder = version.fetch()
@@ -122,20 +141,6 @@ class ModelReloader(threading.Thread):
         finally:
             release_entry(folder)  # a loaded model needs no files
         _log.info("version %d is loaded", version.number)
-
-    def _find_version(self) -> Version:
-        if self._alias.isdecimal():
-            return self._registry.get_version(int(self._alias))
-        if version := self._registry.find_by_alias(self._alias):
-            return version
-        raise ConfigError(f"{self._registry.location}: no version has the alias {self._alias}")
-
-
-def _read_specs(function: Any) -> dict[str, TensorSpec]:
-    return {
-        name: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
-        for name, spec in function.structured_input_signature[1].items()
-    }
 
 
 def _read_signature_def(folder: Path) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,19 +31,14 @@ class BadRequest(Exception):
         self.status = status
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """A tensor of a signature: its NumPy dtype and its shape.
-
-    The dtype is object for strings. A size of None allows any size.
-    """
+class TensorSpec(NamedTuple):
+    """A tensor of a signature: its NumPy dtype (object for strings) and its shape (None: any)."""
 
     dtype: np.dtype
     shape: tuple[int | None, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class PredictRequest:
+class PredictRequest(NamedTuple):
     """A predict request. `is_row` selects the form of the answer."""
 
     signature: str
@@ -57,8 +51,7 @@ def parse_predict_request(
 ) -> PredictRequest:
     """Parses a predict request. `signatures` has the inputs of each signature by name.
 
-    Raises:
-      BadRequest: the request does not match a signature.
+    Raises BadRequest if the request does not match a signature.
     """
     value = _parse_json(body)
     if not isinstance(value, dict):
@@ -71,9 +64,12 @@ def parse_predict_request(
     if ("instances" in value) == ("inputs" in value):
         raise BadRequest("give either instances (rows) or inputs (columns)")
     specs, is_row = signatures[name], "instances" in value
-    columns = (_parse_rows if is_row else _parse_columns)(
-        value["instances" if is_row else "inputs"], specs
-    )
+    if is_row:
+        columns = _parse_rows(value["instances"], specs)
+    elif isinstance(value["inputs"], dict) and not _is_encoded(value["inputs"]):
+        columns = value["inputs"]
+    else:
+        columns = {_require_single_input(specs): value["inputs"]}
     if unknown := sorted(columns.keys() ^ specs.keys()):
         raise BadRequest(
             f"the signature {name} has the inputs {', '.join(sorted(specs))}. "
@@ -125,12 +121,6 @@ def _parse_rows(rows: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _parse_columns(columns: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    if isinstance(columns, dict) and not _is_encoded(columns):
-        return columns
-    return {_require_single_input(specs): columns}
-
-
 def _require_single_input(specs: Mapping[str, TensorSpec]) -> str:
     if len(specs) != 1:
         raise BadRequest(
@@ -141,9 +131,12 @@ def _require_single_input(specs: Mapping[str, TensorSpec]) -> str:
 
 def _to_array(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
     try:
-        array = (
-            _to_string_array(name, value) if spec.dtype == object else np.array(value, spec.dtype)
-        )
+        if spec.dtype != object:
+            array = np.array(value, spec.dtype)
+        elif isinstance(value, list):
+            array = np.array([_to_bytes(name, item) for item in value], object)
+        else:
+            raise ValueError("a list is needed")
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest(f"{name} must be {_describe_spec(spec)}: {error}") from None
     has_valid_shape = array.ndim == len(spec.shape) and all(
@@ -154,12 +147,6 @@ def _to_array(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
             f"{name} must be {_describe_spec(spec)}, got the shape {list(array.shape)}"
         )
     return array
-
-
-def _to_string_array(name: str, value: Any) -> np.ndarray:
-    if not isinstance(value, list):
-        raise ValueError("a list is needed")
-    return np.array([_to_bytes(name, item) for item in value], object)
 
 
 def _to_bytes(name: str, item: Any) -> bytes:

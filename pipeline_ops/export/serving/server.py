@@ -1,10 +1,15 @@
-"""The HTTP server of `trainyard serve` and of the export job's last check.
+"""The HTTP server of `trainyard serve`.
 
 It is Starlette on uvicorn, for smoke tests and demos. It speaks TensorFlow Serving's REST form and
 follows an alias without a restart. It does not replace TensorFlow Serving: it has no batching of
 requests, no gRPC, no TLS and no login, and its only defence against slow clients is a limit on
 connections. For this reason, it listens on this machine alone, except with another `--host`.
-`service.py` has the paths.
+
+GET  /                                                    a page for predictions of a picture
+GET  /health                                              200 when a model is loaded, 503 before
+GET  /v1/models/NAME[/versions/N|/labels/ALIAS]           state
+GET  /v1/models/NAME[/versions/N|/labels/ALIAS]/metadata  signatures
+POST /v1/models/NAME[/versions/N|/labels/ALIAS]:predict
 """
 
 from __future__ import annotations
@@ -12,13 +17,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ipaddress
+import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Collection
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any
 
 import anyio
 import uvicorn
@@ -29,9 +38,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pipeline_ops.export.serving.model_reloader import ModelReloader
+from pipeline_ops.export.serving.model_reloader import LoadedModel, ModelReloader, predict
 from pipeline_ops.export.serving.rest import BadRequest
-from pipeline_ops.export.serving.service import Service, to_json_response
 from pipeline_ops.registry.registry import Registry
 
 MAX_BODY_BYTES = 64 << 20
@@ -47,9 +55,109 @@ _HEADERS = {
     "script-src 'self'; img-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
 }
+_PATH = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
+    r"(?P<verb>:\w+|/metadata)?"
+)
+_HERE = Path(__file__).parent
+_STATIC = {
+    "/": ("text/html", [_HERE / "page.html"]),
+    "/page.js": ("text/javascript", [_HERE / "page.js"]),
+    "/page.css": (
+        "text/css",
+        [_HERE.parents[1] / "pages" / "page.css", _HERE / "page.css"],
+    ),
+}
 
 
-def make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
+class Service:
+    """Answers requests for one model. Several threads may call its methods at once.
+
+    They raise BadRequest for a request that the client must change, or before a model is loaded.
+    """
+
+    def __init__(self, name: str, alias: str, reloader: ModelReloader):
+        self.name, self.alias, self.reloader = name, alias, reloader
+
+    def get(self, path: str) -> Response:
+        if path in _STATIC:
+            kind, files = _STATIC[path]
+            content = b"".join(file.read_bytes() for file in files)
+            return Response(content, headers=_HEADERS, media_type=kind)
+        if path == "/health":
+            return self._report_health()
+        if path == "/page.json":
+            model = self._find_model()
+            about = {"name": self.name, "alias": self.alias}
+            return _to_json_response(
+                about | {"version": model.number, "class_names": model.class_names}
+            )
+        match = self._match_path(path)
+        if match["verb"] == "/metadata":
+            model = self._find_model(match["version"])
+            spec = {"name": self.name, "signature_name": "", "version": str(model.number)}
+            signatures = {"signature_def": {"signature_def": model.signature_def}}
+            return _to_json_response({"model_spec": spec, "metadata": signatures})
+        if match["verb"]:
+            raise BadRequest(f"{match['verb']} needs a POST request", HTTPStatus.METHOD_NOT_ALLOWED)
+        return self._report_state(match)
+
+    def post(self, path: str, body: bytes | bytearray) -> Response:
+        match = self._match_path(path)
+        if match["verb"] != ":predict":
+            raise BadRequest(
+                f"only :predict is served, got {match['verb'] or 'nothing'}",
+                HTTPStatus.NOT_IMPLEMENTED,
+            )
+        return _to_json_response(predict(self._find_model(match["version"]), body))
+
+    def _report_health(self) -> Response:
+        model = self.reloader.model
+        value = {
+            "status": "ok" if model else "loading",
+            "version": model.number if model else None,
+            "problem": self.reloader.problem,
+        }
+        return _to_json_response(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _report_state(self, match: re.Match[str]) -> Response:
+        model = self._find_model(match["version"]) if self.reloader.model else None
+        problem = "" if model else self.reloader.problem
+        state = {
+            "version": str(model.number) if model else match["version"] or "0",
+            "state": "AVAILABLE" if model else "LOADING",
+            "status": {"error_code": "UNKNOWN" if problem else "OK", "error_message": problem},
+        }
+        return _to_json_response({"model_version_status": [state]})
+
+    def _match_path(self, path: str) -> re.Match[str]:
+        match = _PATH.fullmatch(path)
+        if match is None:
+            problem = f"Malformed request: {path}"
+        elif match["name"] != self.name:
+            problem = f"there is no model {match['name']} on this server, only {self.name}"
+        elif match["label"] and match["label"] != self.alias:
+            problem = f"the label {match['label']} is not served, only {self.alias}"
+        else:
+            return match
+        raise BadRequest(problem, HTTPStatus.NOT_FOUND)
+
+    def _find_model(self, version: str | None = None) -> LoadedModel:
+        model, problem = self.reloader.model, self.reloader.problem
+        if model is None:
+            reason = f"no model is loaded yet{f': {problem}' if problem else ''}"
+            raise BadRequest(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+        if version and int(version) != model.number:
+            reason = f"version {version} is not loaded, only version {model.number}"
+            raise BadRequest(reason, HTTPStatus.NOT_FOUND)
+        return model
+
+
+def _to_json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
+    return Response(json.dumps(value), status, _HEADERS, "application/json")
+
+
+def _make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
     """The application that answers with the responses of a service.
 
     Clients must address it by one of `allowed_hosts`; "*" is any. A browser can be made to resolve
@@ -61,16 +169,14 @@ def make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
     async def answer(request: Request) -> Response:
         path = request.scope["path"]
         try:
-            if request.method == "POST":
-                body = await _read_body(request)
-                found = await anyio.to_thread.run_sync(service.post, path, body, limiter=threads)
-            else:
-                found = service.get(path)
+            if request.method != "POST":
+                return service.get(path)
+            body = await _read_body(request)
+            return await anyio.to_thread.run_sync(service.post, path, body, limiter=threads)
         except BadRequest as error:
-            found = to_json_response({"error": str(error)}, error.status)
+            return _to_json_response({"error": str(error)}, error.status)
         except ClientDisconnect:
             return Response()
-        return Response(found.content, found.status, _HEADERS | {"Content-Type": found.type})
 
     return Starlette(
         routes=[Route("/{path:path}", answer, methods=["GET", "POST"])],
@@ -91,53 +197,37 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening TCP socket. Port 0 takes a free one.
+def make_server(service: Service, allowed_hosts: Collection[str] = ("*",)) -> uvicorn.Server:
+    """Returns a server. `run(sockets=[listener])` serves until `should_exit` is set.
 
-    Raises:
-      OSError: the address is not available.
+    In the main thread, SIGTERM and Ctrl-C have the same effect as without a server.
     """
+    return uvicorn.Server(
+        uvicorn.Config(
+            _make_app(service, allowed_hosts),
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a listening TCP socket. Port 0 takes a free one."""
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-
-
-class Server:
-    """Answers on a listening socket, of TCP or of the Unix domain, while `run` runs."""
-
-    def __init__(
-        self, listener: socket.socket, service: Service, allowed_hosts: Collection[str] = ("*",)
-    ):
-        self._socket = listener
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(service, allowed_hosts),
-                http="h11",
-                loop="asyncio",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=_BACKLOG,
-                limit_concurrency=_MAX_CONNECTIONS,
-                timeout_keep_alive=_IDLE_SECONDS,
-                timeout_graceful_shutdown=_STOP_SECONDS,
-            )
-        )
-
-    def run(self) -> None:
-        """Serves until `stop` is called.
-
-        In the main thread, SIGTERM and Ctrl-C have the same effect as without a server.
-        """
-        self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        self._server.should_exit = True
 
 
 def main() -> int:
@@ -163,7 +253,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    server = Server(listener, service, _choose_allowed_hosts(host, arguments.allow_host))
+    server = make_server(service, _choose_allowed_hosts(host, arguments.allow_host))
     port = listener.getsockname()[1]
     if not _is_loopback(host):
         print(
@@ -175,7 +265,7 @@ def main() -> int:
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
     reloader.start()
     with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets=[listener])
     return 0
 
 

@@ -7,14 +7,12 @@ import pytest
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.groups import (
+from pipeline_ops.evaluation.classifier import (
     MISSING_VALUE,
-    build_slice_groups,
     compute_slice_values,
     join_slice_values,
-    list_required_features,
 )
-from pipeline_ops.evaluation.metrics import ModelPredictions
+from pipeline_ops.evaluation.metrics import ModelPredictions, build_slice_groups
 from pipeline_ops.input.saved_model_client import EncodedBatch
 
 
@@ -44,17 +42,6 @@ def test_an_example_has_the_value_that_its_key_size_or_feature_says(part, featur
     assert compute_slice_values(batch(**features), [part]) == {part.title: values}
 
 
-def test_only_features_are_read_with_the_examples():
-    assert list_required_features(
-        [
-            Slice(by="folder"),
-            Slice(by="camera"),
-            Slice(by="image_bytes", edges=[1.0]),
-            Slice(by="angle"),
-        ]
-    ) == ["angle", "camera"]
-
-
 def test_edges_for_text_are_refused():
     with pytest.raises(DataError, match="camera has edges, but 'front' is not a number"):
         compute_slice_values(batch(camera=[b"front", b"back"]), [Slice(by="camera", edges=[1.0])])
@@ -62,12 +49,12 @@ def test_edges_for_text_are_refused():
 
 def test_a_feature_that_no_example_has_is_refused():
     with pytest.raises(DataError, match="no test example has the feature 'camera'"):
-        join_slice_values({"camera": [[MISSING_VALUE, MISSING_VALUE]]}, [Slice(by="camera")])
+        join_slice_values({"camera": [MISSING_VALUE, MISSING_VALUE]}, [Slice(by="camera")])
 
 
 def test_a_slice_of_too_many_values_is_refused():
     with pytest.raises(DataError, match="id has 101 values"):
-        join_slice_values({"id": [[str(i) for i in range(101)]]}, [Slice(by="id")])
+        join_slice_values({"id": [str(i) for i in range(101)]}, [Slice(by="id")])
 
 
 @pytest.mark.parametrize(

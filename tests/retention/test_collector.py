@@ -148,7 +148,7 @@ class CallingPath(LocalPath):
 def with_calls(pipeline: SimulatedPipeline, call) -> SimulatedPipeline:
     """The pipeline of a root that calls a function before each change."""
     config = pipeline.config
-    config.__dict__["root"] = CallingPath(config.root.local, call=call)
+    config.__dict__["root"] = CallingPath(str(config.root), call=call)
     return pipeline
 
 

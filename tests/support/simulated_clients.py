@@ -8,11 +8,12 @@ whatever its `finally` blocks do. Time passes only when the test says so, or whe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -307,6 +308,10 @@ class _InOrder:
     def shutdown(self, **options: bool) -> None:
         pass
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> SimpleNamespace:
-        value = function(*args)
-        return SimpleNamespace(result=lambda: value)
+    def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        return map(function, *arguments)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """Nobody waits for the result, and a real pool keeps an error to itself."""
+        with contextlib.suppress(Exception):
+            function(*args)

@@ -155,7 +155,7 @@ def _poll_request(attempt: Attempt[StorePath], is_over: threading.Event) -> None
     while not is_over.wait(_CHECK_SECONDS if attempt.folder.is_local else _BUCKET_CHECK_SECONDS):
         try:
             reason = read_cancellation_reason(attempt)
-        except StoreAway:  # `outage.py` has said so, and it is no reason to end
+        except StoreAway:  # `object_requests.py` has said so, and it is no reason to end
             continue
         except TrainyardError as error:
             logging.getLogger(__name__).warning("%s", error)

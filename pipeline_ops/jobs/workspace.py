@@ -252,7 +252,7 @@ class _Shipper:
             try:
                 self.ship()  # after an error, the next round copies the same bytes
             except StoreAway:
-                continue  # `outage.py` has said so
+                continue  # `object_requests.py` has said so
             except TrainyardError as error:
                 _log.warning("The progress of this job cannot be stored: %s", error)
 

@@ -40,7 +40,7 @@ class Policy:
 
     @property
     def before(self) -> float:
-        """What was changed or used since this time stays."""
+        """Everything that was changed or used since this time stays."""
         return self.now - self.grace_seconds
 
 

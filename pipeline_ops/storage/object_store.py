@@ -1,7 +1,7 @@
 """A place in a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
 There are no renames and no locks. A put is whole or absent, and a conditional put creates a file
-once. Requests are repeated, also through an outage of minutes (`outage.py`). obstore takes
+once. Requests are repeated, also through an outage of minutes (`object_requests.py`). obstore takes
 credentials from the environment, as the tools of each cloud do.
 
 A file that grows, such as a log, is a folder of segments, each named after the offset of its first

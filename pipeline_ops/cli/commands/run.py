@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import getpass
 import json
 import os
@@ -172,7 +173,7 @@ def _open_existing(
     """Yields a session with the Airflow of `--airflow`, which must reach the same store."""
     url, variable = arguments.airflow, ACCESS_VARIABLE
     password = os.environ.get(variable) or getpass.getpass(f"Password of {arguments.user}: ")
-    announce = _Announcement(console)
+    announce = functools.cache(console.print)  # each text once
     no_answer = f"Waiting for an answer of {url}, as at a restart. Stop if that is not its address."
     with AirflowApi(url, arguments.user, password, lambda: announce(no_answer)) as api:
         api.log_in()
@@ -190,18 +191,6 @@ def _open_existing(
                 )
             time.sleep(_POLL_SECONDS)
         yield api, dag, None
-
-
-class _Announcement:
-    """Prints each text once, however often it is called."""
-
-    def __init__(self, console: Console):
-        self._console, self._printed = console, set[str]()
-
-    def __call__(self, text: str) -> None:
-        if text not in self._printed:
-            self._printed.add(text)
-            self._console.print(text)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ REFERENCE_OUTPUTS = "reference.npy"
 A classifier has probabilities (float32 [N, classes]), a detector has detections (float32 [N, 100,
 6]: box, score and class).
 """
+CALLBACKS = "callbacks"
+"""Training: a folder of the files that callbacks have written."""
 TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
 TEST_SPLIT = "test split"

@@ -430,9 +430,10 @@ class Train(TaskSection):
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = advanced_field(Divergence())
-    callbacks: list[UserFunction] = advanced_field([])
-    """Classes `my_package.my_module:MyCallback`, or functions that are called after every epoch
-    (docs/training-options.md)."""
+    callbacks: list[UserFunction | dict[UserFunction, dict[str, Any]]] = advanced_field([])
+    """Callbacks of Keras: classes, objects, or functions that return them, such as
+    `my_package.my_module:MyCallback`, or with arguments, `keras.callbacks:CSVLogger: {filename:
+    log.csv}` (docs/training-options.md)."""
     tensorboard: Tensorboard = advanced_field(Tensorboard())
     debug: list[DebugSwitch] = advanced_field([])
     """TensorFlow's debugging switches. Training gets slower with each."""
@@ -453,11 +454,23 @@ class Train(TaskSection):
     the middle of a long step."""
 
     @property
+    def step_metric_names(self) -> list[str]:
+        """The names of the figures that a step has besides the loss."""
+        own = (path.partition(":")[2] for path in self.metrics)
+        return [*find_model(self.model).metrics, *own]
+
+    @property
     def metric_names(self) -> list[str]:
         """The names of all figures of the validation split besides the loss."""
-        counted = ("map_50",) if self.task == "detection" else ()
-        own = (path.partition(":")[2] for path in self.metrics)
-        return [*find_model(self.model).metrics, *counted, *own]
+        return self.step_metric_names + (["map_50"] if self.task == "detection" else [])
+
+    @property
+    def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:
+        """Path and arguments of each callback."""
+        pairs: list[tuple[str, dict[str, Any]]] = []
+        for entry in self.callbacks:
+            pairs += [(entry, {})] if isinstance(entry, str) else entry.items()
+        return pairs
 
     @property
     def task(self) -> Task:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD, TrainingFigures
+from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
@@ -88,8 +88,9 @@ def train(job: Job) -> ExitCode:
                 host_pool.send_all(Command(action="clean"))
                 host_pool.close()
                 shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
-                if (job.work / DIVERGED).exists():
-                    shutil.copytree(job.work / DIVERGED, draft.folder / DIVERGED)
+                for name in (CALLBACKS, DIVERGED):
+                    if (job.work / name).exists():
+                        shutil.copytree(job.work / name, draft.folder / name)
                 draft.seeds["train"] = config.seed
                 seconds = time.monotonic() - started_at
                 figures = summarize_training(job, config, dataset, plan, gang.restarts, seconds)

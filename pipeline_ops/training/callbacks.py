@@ -1,26 +1,69 @@
-"""Callbacks at the end of an epoch: those of the config, and the user's own.
+"""The callbacks at the end of an epoch that the config has, and Keras's callbacks.
 
 The config's reduce the learning rate, remember the best weights, and stop. They change only the
-state. All workers call them with the same reduced metrics, so all workers decide alike. The state
+state.
+
+Keras's are called through `keras.callbacks.CallbackList`, with the hooks and the logs of
+`Model.fit`, which `loop.py` replaces. They get a model of their own: a copy of the trained one,
+with an optimizer and without a strategy. Before a hook it gets weights and learning rate from the
+training. What a callback has changed of these, and `stop_training`, goes back afterwards. So a
+callback sees an ordinary model under every strategy, and one that runs on the chief alone does not
+wait for the other workers.
+
+All workers call the callbacks with the same reduced figures, so all workers decide alike. The state
 holds everything that a callback remembers, so a restarted gang continues as if it had never
-stopped. Keras's own callbacks reset themselves when training begins.
+stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import contextlib
+import math
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
+from keras.callbacks import Callback
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train, is_lower_better
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models import load_object
-from pipeline_ops.training.checkpoints import TrainingState
+from pipeline_ops.training.checkpoints import Arrays, TrainingState
+from pipeline_ops.training.loop import Loop
 
-_METHODS = ("begin", "after_epoch", "end")
+_CHIEF_ONLY = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""Callbacks of Keras that only write. With several workers they would write everything again."""
+_REFUSED = {
+    keras.callbacks.BackupAndRestore: "The training has checkpoints of its own. Leave it out.",
+    keras.callbacks.ProgbarLogger: "Log and progress page show it. Leave it out.",
+    keras.callbacks.SwapEMAWeights: "Set train.optimizer.average_weights instead.",
+}
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+_MONITORS = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+)
+_KERAS = str(Path(keras.__file__).parent)
+_NOT_REMEMBERED = ("_model", "params")
+_PATHS = ("filepath", "filename", "log_dir")
+"""Attributes of Keras's callbacks that name what they write."""
+
+
+# The callbacks of the config
 
 
 def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
@@ -37,7 +80,7 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
             state.patience["reduce_learning_rate"] = 0
     if stop is not None:
         waited = _update_patience(state, "early_stopping", epoch, stop.monitor, stop.min_delta)
-        state.stopped_early = waited >= stop.patience_epochs
+        state.stopped_early |= waited >= stop.patience_epochs
 
 
 def _rate(epoch: Epoch, monitor: str) -> tuple[float, float]:
@@ -66,117 +109,379 @@ def _update_patience(
     return state.patience[callback]
 
 
-class Run:
-    """The view of the training that a callback gets.
+# Keras's callbacks
 
-    Read the weights of `model` on all workers or on none. `folder` becomes part of the artifact,
-    next to TensorBoard's files. Only the chief should write to it.
+
+class KerasCallbacks:
+    """The callbacks of `train.callbacks` on this worker.
+
+    All workers make the same calls here in the same order, because each reads the weights of the
+    loop. `model` is compiled, has the loop's weights and optimizer variables in the loop's order,
+    and belongs to no strategy. It is None if there are no callbacks. In `folder` a callback writes
+    to relative paths.
     """
 
     def __init__(
-        self, state: TrainingState, path: str, model: keras.Model, folder: Path, may_change: bool
-    ):
-        self._state, self._path, self._may_change = state, path, may_change
-        self.model, self.folder = model, folder
-
-    @property
-    def step(self) -> int:
-        return self._state.step
-
-    @property
-    def history(self) -> Sequence[Epoch]:
-        return tuple(self._state.history)
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """JSON values of this callback that survive restarts."""
-        if self._may_change:
-            return self._state.memory.setdefault(self._path, {})
-        return dict(self._state.memory.get(self._path, {}))
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate before the schedule's factor."""
-        return self._state.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._require_all_workers("changes the learning rate")
-        self._state.learning_rate = float(value)
-
-    def stop(self) -> None:
-        """Ends the training after this epoch."""
-        self._require_all_workers("stops the training")
-        self._state.stopped_early = True
-
-    def _require_all_workers(self, effect: str) -> None:
-        if not self._may_change:
-            raise ConfigError(
-                f"train.callbacks: {self._path} {effect}, so it must run on all workers. "
-                "Remove chief_only = True from it."
-            )
-
-
-class UserCallbacks:
-    """All callbacks of the config that run on this worker."""
-
-    def __init__(
         self,
-        paths: Sequence[str],
+        config: Train,
         config_folder: Path,
-        model: keras.Model,
+        loop: Loop,
+        model: keras.Model | None,
         folder: Path,
         is_chief: bool,
+        steps_per_epoch: int,
     ):
-        self._model, self._folder = model, folder
-        self._callbacks: list[tuple[str, Any, bool]] = []
-        for path in paths:
-            callback = load_callback(path, config_folder)
-            may_change = not getattr(callback, "chief_only", False)
-            if may_change or is_chief:
-                self._callbacks.append((path, callback, may_change))
+        self._loop, self._is_chief = loop, is_chief
+        self._model: Any = model
+        self._lists: list[_NamedList] = []
+        self._shown: Arrays = []
+        self._shown_step: int | None = None
+        for path, arguments in config.callback_arguments:
+            callbacks = load_callbacks(path, arguments, config, config_folder)
+            self._lists.append(_NamedList(path, callbacks, folder))
+        for each in self._get_own():
+            each.open(model, {"epochs": config.epochs, "steps": steps_per_epoch, "verbose": 1})
+        self.has_batch_hooks = any(each.has_batch_hooks for each in self._lists)
+        """Whether a callback is called for each step, so that each step is a call of its own."""
 
-    def call(self, name: str, state: TrainingState, *arguments: Epoch) -> None:
-        """Calls the method `begin`, `after_epoch` or `end` of each callback that has it."""
-        for path, callback, may_change in self._callbacks:
-            is_function = callable(callback) and name == "after_epoch"
-            method = callback if is_function else getattr(callback, name, None)
-            if method is None:
+    def begin(self, state: TrainingState) -> None:
+        """Calls `on_train_begin`, then restores what a checkpoint holds of the callbacks.
+
+        What they do to a resumed training when it begins was done when it began first.
+        """
+        is_resumed = bool(state.callbacks)
+        if is_resumed:
+            for each in self._get_own():
+                each.prepare_to_continue(len(state.history))
+        self._shown_step = None
+        before = state.learning_rate, state.stopped_early
+        self.call("on_train_begin", state, keep_weights=is_resumed)
+        for each in self._lists:
+            each.remember_beginning()
+        if is_resumed:
+            state.learning_rate, state.stopped_early = before
+            for each, saved in zip(self._lists, state.callbacks, strict=True):
+                each.restore(saved)
+
+    def save(self, state: TrainingState) -> None:
+        """Puts what the callbacks remember into the state. Raises ConfigError."""
+        state.callbacks = [each.save() for each in self._lists]
+
+    def call(
+        self, hook: str, state: TrainingState, *arguments: Any, keep_weights: bool = False
+    ) -> bool:
+        """Calls a hook of all callbacks. Returns whether they have changed the weights.
+
+        Raises ConfigError if one of them fails, or does what it cannot do here.
+        """
+        if self._model is None:
+            return False
+        self._show(state)
+        trainable = _list_trainable(self._model)
+        has_changed_weights = False
+        for each in self._get_own():
+            if not each.has_batch_hooks and hook in _BATCH_HOOKS:
+                continue
+            arguments = each.call(hook, *arguments)
+            if _list_trainable(self._model) != trainable:
+                raise ConfigError(
+                    f"train.callbacks: {each.path} changes which weights learn. "
+                    "Use train.freeze_epochs."
+                )
+            changes = self._take_changes(state, keep_weights)
+            has_changed_weights |= "the weights" in changes
+            if changes and each.is_chief_only:
+                raise ConfigError(
+                    f"train.callbacks: {each.path} changes {' and '.join(changes)}, so it must run "
+                    "on all workers. Remove chief_only = True from it."
+                )
+        return has_changed_weights
+
+    def _get_own(self) -> list[_NamedList]:
+        """Those that run on this worker."""
+        return [each for each in self._lists if self._is_chief or not each.is_chief_only]
+
+    def _show(self, state: TrainingState) -> None:
+        """Gives the callbacks' model the state of the training."""
+        if self._shown_step != state.step:
+            weights, optimizer_values = self._loop.get_views()
+            self._shown = [np.array(value) for value in weights]
+            optimizer = self._model.optimizer
+            pairs = [*zip(self._model.weights, self._shown, strict=True)]
+            pairs += zip(optimizer.variables, optimizer_values, strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
+            self._shown_step = state.step
+        self._model.optimizer.learning_rate = state.learning_rate
+        self._model.stop_training = state.stopped_early
+
+    def _take_changes(self, state: TrainingState, keep_weights: bool) -> list[str]:
+        """Puts what a callback has changed into the training. Returns what that was."""
+        changes = []
+        rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
+        if rate != float(np.float32(state.learning_rate)):
+            state.learning_rate = rate
+            changes.append("the learning rate")
+        if self._model.stop_training and not state.stopped_early:
+            state.stopped_early = True
+            changes.append("the end of the training")
+        weights = [np.array(variable.value) for variable in self._model.weights]
+        if not all(map(np.array_equal, weights, self._shown)):
+            changes.append("the weights")
+            self._shown = weights
+            if keep_weights:
+                self._shown_step = None
+            else:
+                self._loop.assign(weights)
+        return changes
+
+
+class _NamedList:
+    """The callbacks of one entry of `train.callbacks`, in a list of Keras."""
+
+    def __init__(self, path: str, callbacks: Sequence[Callback], folder: Path):
+        self.path, self._callbacks, self._folder = path, callbacks, folder
+        self.is_chief_only = all(
+            isinstance(each, _CHIEF_ONLY) or getattr(each, "chief_only", False)
+            for each in callbacks
+        )
+        self.has_batch_hooks = any(map(_has_batch_hooks, callbacks))
+        self._list: keras.callbacks.CallbackList
+        self._last = _Last()
+        self._beginnings: list[dict[str, Any]] = [{} for _ in callbacks]
+
+    def open(self, model: keras.Model | None, params: Mapping[str, Any]) -> None:
+        """Gives the callbacks their model, to which some of them react at once."""
+        with self._run("set_model"):
+            callbacks = [*self._callbacks, self._last]
+            self._list = keras.callbacks.CallbackList(callbacks, model=model, **params)
+
+    def call(self, hook: str, *arguments: Any) -> tuple[Any, ...]:
+        """Calls a hook. Returns the arguments for the next list."""
+        with self._run(hook):
+            getattr(self._list, hook)(*arguments)
+        return (arguments[0], self._last.logs) if hook == "on_epoch_end" else arguments
+
+    @contextlib.contextmanager
+    def _run(self, hook: str) -> Iterator[None]:
+        """Runs the user's code in the folder, and converts its errors."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with contextlib.chdir(self._folder):
+                yield
+        except TrainyardError:
+            raise
+        except Exception as error:  # a user's code may raise any exception
+            frames = traceback.extract_tb(error.__traceback__)
+            others = (__file__, contextlib.__file__)
+            own = [
+                f" ({frame.filename}:{frame.lineno})"
+                for frame in frames
+                if frame.filename not in others and not frame.filename.startswith(_KERAS)
+            ]
+            raise ConfigError(
+                f"train.callbacks: {self.path} raised {type(error).__name__} in {hook}: {error}"
+                f"{''.join(own[:1])}. Correct it, then retry."
+            ) from error
+
+    def prepare_to_continue(self, num_epochs: int) -> None:
+        """Undoes what the callbacks remember, and makes files continue after the given epochs."""
+        for callback, beginning in zip(self._callbacks, self._beginnings, strict=True):
+            for name, first in beginning.items():
+                if isinstance(first, _Encoded):
+                    setattr(callback, name, _decode(first.value))
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True
+                file = self._folder / callback.filename
+                if file.exists():
+                    lines = file.read_text().splitlines(keepends=True)
+                    file.write_text("".join(lines[: 1 + num_epochs]))
+
+    def remember_beginning(self) -> None:
+        """Remembers the attributes after `on_train_begin`. Only changes of them are saved."""
+        self._beginnings = [dict(vars(each)) for each in self._callbacks]
+        for beginning in self._beginnings:
+            for name, value in beginning.items():
+                with contextlib.suppress(TypeError):  # others are compared by identity
+                    beginning[name] = _Encoded(_encode(value))
+
+    def save(self) -> list[dict[str, Any]]:
+        """Returns the changed attributes of each callback as JSON."""
+        return [
+            dict(self._iterate_changes(each, beginning))
+            for each, beginning in zip(self._callbacks, self._beginnings, strict=True)
+        ]
+
+    def _iterate_changes(
+        self, callback: Callback, beginning: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        is_of_keras = type(callback).__module__.startswith("keras.")
+        for name, value in vars(callback).items():
+            first = beginning.get(name)
+            if name in _NOT_REMEMBERED or value is first:
                 continue
             try:
-                method(Run(state, path, self._model, self._folder, may_change), *arguments)
-                state.model_dump_json()  # now, while the callback that set the memory is known
-            except TrainyardError:
-                raise
-            except Exception as error:  # a user's code may raise any exception
+                encoded = _encode(value)
+            except TypeError as error:
+                # Keras makes its writers and comparisons again.
+                if is_of_keras or name.startswith("_"):
+                    continue
                 raise ConfigError(
-                    f"train.callbacks: {path} raised {type(error).__name__} in {name}: {error}. "
-                    "Correct it, then retry."
-                ) from error
+                    f"train.callbacks: {self.path}: {error} in the attribute {name!r}, which a "
+                    "checkpoint cannot hold, so a restart would lose it. Keep numbers, texts, "
+                    f"lists, dictionaries or arrays, or name it _{name} if it may be lost."
+                ) from None
+            if not (isinstance(first, _Encoded) and first.value == encoded):
+                yield name, encoded
+
+    def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        for callback, attributes in zip(self._callbacks, saved, strict=True):
+            if isinstance(callback, _MONITORS) and callback.monitor_op is None:
+                # It would do so at the next epoch, and change the sign of `min_delta` again.
+                callback._set_monitor_op()
+            for name, encoded in attributes.items():
+                setattr(callback, name, _decode(encoded))
 
 
-def load_callback(path: str, config_folder: Path) -> Any:
-    """Loads a function or an object. Raises ConfigError if nothing of it would be called."""
+class _Last(Callback):
+    """Gets the logs after the callbacks before it, some of which add the learning rate."""
+
+    logs: dict[str, float]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.logs = logs or {}
+
+
+class _Encoded:
+    """The JSON of an attribute."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def load_callbacks(
+    path: str, arguments: Mapping[str, Any], config: Train, config_folder: Path
+) -> list[Callback]:
+    """Loads the callbacks of one entry of `train.callbacks`.
+
+    The entry names a subclass of `keras.callbacks.Callback`, an instance, or a function that
+    returns one or a list of them. Raises ConfigError if it is none of these, or if it is a callback
+    that cannot work here.
+    """
+    where = f"train.callbacks: {path}"
     loaded = load_object(path, "train.callbacks", config_folder)
-    kind = loaded if isinstance(loaded, type) else type(loaded)
-    if issubclass(kind, keras.callbacks.Callback):
-        raise ConfigError(
-            f"train.callbacks: {path} is a callback of Keras ({kind.__name__}), "
-            "whose methods are never called, because this training does not use model.fit. "
-            "Write a class with after_epoch(self, run, epoch), or use train.early_stopping, "
-            "train.reduce_learning_rate or train.best_checkpoint."
-        )
-    if isinstance(loaded, type):
+    if isinstance(loaded, Callback):
+        if arguments:
+            raise ConfigError(f"{where} is an object, which takes no arguments. Name its class.")
+    elif callable(loaded):
         try:
-            loaded = loaded()
-        except Exception as error:
+            loaded = loaded(**arguments)
+        except Exception as error:  # a user's code may raise any exception
             raise ConfigError(
-                f"train.callbacks: {path} cannot be created without arguments: "
-                f"{type(error).__name__}: {error}. Give each of its parameters a default value."
+                f"{where} cannot be created: {type(error).__name__}: {error}. Correct its "
+                f"arguments: {path}: {{name: value}}"
             ) from error
-    if not callable(loaded) and not any(callable(getattr(loaded, name, None)) for name in _METHODS):
+    callbacks = list(loaded) if isinstance(loaded, list | tuple) else [loaded]
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"{where} gives an object of the class {type(callback).__name__}. It must be a "
+                "subclass of keras.callbacks.Callback, an object of one, or a function that "
+                "returns such an object."
+            )
+        _validate(callback, where, config)
+    return callbacks
+
+
+def _validate(callback: Callback, where: str, config: Train) -> None:
+    """Raises ConfigError if a callback cannot do here what it does in `fit`."""
+    for kind, remedy in _REFUSED.items():
+        if isinstance(callback, kind):
+            raise ConfigError(f"{where} is a {kind.__name__}, which has no use here. {remedy}")
+    is_of_keras = type(callback).__module__.startswith("keras.")
+    if not is_of_keras and any(_overrides(callback, hook) for hook in _TEST_BATCH_HOOKS):
         raise ConfigError(
-            f"train.callbacks: {path} has none of the methods {', '.join(_METHODS)} "
-            "and cannot be called, so it would do nothing. Add one of the methods."
+            f"{where} has a hook for the batches of the validation. They are not the same on "
+            "every worker, so it is not called. Use on_test_end, which gets the figures of all."
         )
-    return loaded
+    for name in _PATHS if isinstance(callback, _CHIEF_ONLY) else ():
+        value = os.fspath(getattr(callback, name, ""))
+        if os.path.isabs(value) or "://" in value or ".." in Path(value).parts:
+            raise ConfigError(
+                f"{where} writes to {value}. Name a relative path: what callbacks write becomes "
+                "part of the training's artifact, in its folder callbacks."
+            )
+    if isinstance(callback, _MONITORS):
+        names = ["learning_rate", "loss", *config.step_metric_names]
+        names += [f"val_{name}" for name in ("loss", *config.metric_names)]
+        if callback.monitor not in names:
+            raise ConfigError(
+                f"{where} monitors {callback.monitor!r}, which is not among the logs: "
+                f"{', '.join(names)}."
+            )
+        if callback.mode == "auto":  # which Keras derives from compiled metrics
+            callback.mode = "min" if is_lower_better(callback.monitor) else "max"
+
+
+def to_logs(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the figures of an epoch under the names that `fit` gives them."""
+    prefix = "validation_"
+    return {
+        f"val_{name.removeprefix(prefix)}" if name.startswith(prefix) else name: value
+        for name, value in metrics.items()
+    }
+
+
+def _has_batch_hooks(callback: Callback) -> bool:
+    """Returns whether a callback has to be called for each step."""
+    kinds = keras.callbacks
+    if type(callback) is kinds.ModelCheckpoint:
+        return callback.save_freq != "epoch"
+    if type(callback) is kinds.TensorBoard:
+        return callback.update_freq != "epoch" or bool(callback._should_trace)
+    if type(callback) is kinds.TerminateOnNaN:
+        return False  # `train.on_divergence` ends a training at such a step
+    return any(_overrides(callback, hook) for hook in _BATCH_HOOKS)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+
+
+def _list_trainable(model: keras.Model) -> list[bool]:
+    return [variable.trainable for variable in model.weights]
+
+
+def _encode(value: Any) -> Any:
+    """Returns a value as JSON. Raises TypeError that names what has no JSON."""
+    match value:
+        case np.generic():
+            return _encode(value.item())
+        case float() if not math.isfinite(value):
+            return {"float": repr(value)}
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [*map(_encode, value)]
+        case dict():
+            return {"items": [[_encode(key), _encode(each)] for key, each in value.items()]}
+        case np.ndarray() if value.dtype != object:
+            content = base64.b64encode(value.tobytes()).decode()
+            return {"array": content, "type": value.dtype.str, "shape": value.shape}
+        case tf.Tensor():
+            return _encode(value.numpy())
+    raise TypeError(f"there is a {type(value).__name__}")
+
+
+def _decode(encoded: Any) -> Any:
+    match encoded:
+        case {"float": text}:
+            return float(text)
+        case {"items": items}:
+            return {_decode(key): _decode(value) for key, value in items}
+        case {"array": content, "type": kind, "shape": shape}:
+            data = np.frombuffer(base64.b64decode(content), np.dtype(kind))
+            return data.reshape(shape).copy()
+        case list():
+            return [*map(_decode, encoded)]
+    return encoded

@@ -31,7 +31,7 @@ else:
 
     from pipeline_ops.models import build_model, make_head
     from pipeline_ops.models.classification import compute_per_example, validate_logits
-    from pipeline_ops.training.callbacks import load_callback
+    from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
 
@@ -41,8 +41,8 @@ _NUM_IMAGES = 2
 def check_model(request: ModelCheckRequest) -> None:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
     config, folder = Train.model_validate(request.train), Path(request.config_file).parent
-    for path in config.callbacks:
-        load_callback(path, folder)
+    for path, arguments in config.callback_arguments:
+        load_callbacks(path, arguments, config, folder)
     size, shape = (request.image_shape, request.num_classes), (_NUM_IMAGES, *request.image_shape)
     pixels = tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32)  # always the same
     images = tf.cast(pixels, tf.float32)

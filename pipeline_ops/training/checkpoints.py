@@ -102,8 +102,8 @@ class TrainingState(BaseModel):
     best_epoch: int = -1
     stopped_early: bool = False
     divergences: list[DivergedStep] = []
-    memory: dict[str, dict[str, Any]] = {}
-    """The memory of the user's own callbacks, by callback."""
+    callbacks: list[list[dict[str, Any]]] = []
+    """The attributes that each callback of each entry of `train.callbacks` has changed."""
     warnings: list[str] = []
     """Warnings to show at the end, such as a damaged checkpoint or a skipped batch."""
 

@@ -28,7 +28,7 @@ from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_figures, compute_means
 from pipeline_ops.storage.local_files import write_json
-from pipeline_ops.training.callbacks import UserCallbacks, end_epoch
+from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, to_logs
 from pipeline_ops.training.checkpoints import (
     Arrays,
     Checkpoints,
@@ -71,7 +71,7 @@ class Trainer:
     checkpoints: Checkpoints
     initialize: Callable[[], TrainingState]
     """Sets the loop's weights for a new training, and returns its state."""
-    callbacks: UserCallbacks
+    callbacks: KerasCallbacks
     tensorboard: TensorboardWriter | None
     stop: threading.Event
     """Set if this worker was asked to stop."""
@@ -86,9 +86,9 @@ class Trainer:
     def run(self) -> None:
         """Trains from the newest checkpoint to the end."""
         self._resume(self.checkpoints.restore_common)
+        self.callbacks.begin(self.state)
         if self.state.step == 0:
             self._save()  # for a divergence in the first steps
-        self.callbacks.call("begin", self.state)
         while len(self.state.history) < self.config.epochs and not self.state.stopped_early:
             try:
                 self._train_epoch()
@@ -97,8 +97,8 @@ class Trainer:
                 continue
             if self._has_reached_limit():
                 break
-            self._end_epoch(self.loop.evaluate(self.input.validation_batches))
-        self.callbacks.call("end", self.state)
+            self._end_epoch()
+        self._end_callbacks()
         self.checkpoints.wait()
         if self.tensorboard:
             self.tensorboard.close()
@@ -126,6 +126,7 @@ class Trainer:
         """Saves the loop and its state. `best` has the weights of a new best epoch."""
         if best is not None:
             self._best = best
+        self.callbacks.save(self.state)
         # All workers read, because reading is an exchange between them for some variables.
         self.checkpoints.save(self.state, *self.loop.get_views(), best)
 
@@ -149,14 +150,24 @@ class Trainer:
         if self.config.freeze_epochs:
             is_frozen = len(state.history) < self.config.freeze_epochs
             self.loop.choose_learning(state.new_weights if is_frozen else [])
-        end = self.input.compute_epoch_end(len(state.history))
+        epoch, has_batch_hooks = len(state.history), self.callbacks.has_batch_hooks
+        begin = self.input.compute_epoch_end(epoch - 1) if epoch else 0
+        end = self.input.compute_epoch_end(epoch)
         end = min(end, self.spec.steps_limit or end)
+        if state.step == begin:
+            self.callbacks.call("on_epoch_begin", state, epoch)
         reported = 0.0
-        while state.step < end:
+        while state.step < end and not state.stopped_early:
             steps_to_checkpoint = every - state.step % every
             steps = self.config.steps_per_call if state.step else 1  # a first loss is there soon
             max_steps = min(steps, end - state.step, steps_to_checkpoint)
+            if has_batch_hooks:
+                max_steps, batch = 1, state.step - begin
+                self.callbacks.call("on_train_batch_begin", state, batch)
             result = self._take_steps(max_steps)
+            if has_batch_hooks:
+                logs = self._compute_epoch_means()
+                self.callbacks.call("on_train_batch_end", state, batch, logs)
             self.checkpoints.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
@@ -200,6 +211,7 @@ class Trainer:
         epoch, timeout_seconds = len(self.state.history), self.config.step_timeout_seconds
         self._resume(lambda warn: self.checkpoints.roll_back(warn, timeout_seconds))
         state = self.state
+        self.callbacks.begin(state)
         if error.step is None:
             self._single_steps_until = error.until
             message = (
@@ -245,9 +257,11 @@ class Trainer:
         metrics = sums.metrics or [0.0] * len(self.task.metrics)  # if all steps were skipped
         return compute_means(self.task, BatchSums(sums.loss, metrics, sums.count))
 
-    def _end_epoch(self, validation_sums: BatchSums) -> None:
+    def _end_epoch(self) -> None:
         state = self.state
-        validated = compute_figures(self.task, validation_sums)
+        self.callbacks.call("on_test_begin", state)
+        validated = compute_figures(self.task, self.loop.evaluate(self.input.validation_batches))
+        self.callbacks.call("on_test_end", state, validated)
         epoch = Epoch(
             epoch=len(state.history),
             step=state.step,
@@ -256,7 +270,7 @@ class Trainer:
             | {f"validation_{name}": value for name, value in validated.items()},
         )
         end_epoch(self.config, state, epoch)
-        self.callbacks.call("after_epoch", state, epoch)
+        self.callbacks.call("on_epoch_end", state, epoch.epoch, to_logs(epoch.metrics))
         state.epoch_sums = EpochSums()
         # All workers read, because some variables are averaged over the workers when they are read.
         weights = self.loop.get_best_weights()
@@ -265,6 +279,16 @@ class Trainer:
         if self.tensorboard:
             self.tensorboard.write(epoch, weights)
         self._report(epoch.metrics, len(state.history))
+
+    def _end_callbacks(self) -> None:
+        state = self.state
+        logs = to_logs(state.history[-1].metrics) if state.history else None
+        if self.callbacks.call("on_train_end", state, logs) and not self._has_reached_limit():
+            self._best = self.loop.get_weights()
+            state.warnings.append(
+                "A callback has set the weights at the end of the training. They may not be those "
+                f"of epoch {state.best_epoch + 1}."
+            )
 
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
         step, total = self.state.step, self.input.total_steps

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
 from pipeline_ops.artifacts.manifest import WARM_START
-from pipeline_ops.artifacts.results import DIVERGED, TENSORBOARD
+from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.streaming import raise_read_errors
@@ -47,7 +47,7 @@ from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.training.callbacks import UserCallbacks
+from pipeline_ops.training.callbacks import KerasCallbacks
 from pipeline_ops.training.checkpoints import (
     KEEP,
     Checkpoints,
@@ -58,6 +58,7 @@ from pipeline_ops.training.checkpoints import (
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop, SynchronousLoop
+from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
@@ -223,7 +224,15 @@ def build_trainer(
         input_pipeline,
         _open_checkpoints(spec, config, chosen, progress),
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
-        UserCallbacks(config.callbacks, config_folder, loop.model, folder, spec.is_chief),
+        KerasCallbacks(
+            config,
+            config_folder,
+            loop,
+            build_for_callbacks(config, task, build) if config.callbacks else None,
+            Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),
+            spec.is_chief,
+            input_pipeline.compute_epoch_end(0),
+        ),
         TensorboardWriter(folder, config.tensorboard, input_pipeline, task, build_for_serving)
         if spec.is_chief
         else None,
@@ -262,8 +271,10 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
             "strategy": chosen.name,
             "strategy_reason": chosen.reason,
         }
-        write_json(work / STATE, trainer.state.model_dump(mode="json") | facts)
-        folders = (work / name for name in (TENSORBOARD, DIVERGED))
+        write_json(
+            work / STATE, trainer.state.model_dump(mode="json", exclude={"callbacks"}) | facts
+        )
+        folders = (work / name for name in (CALLBACKS, TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
         paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
     if spec.stored and spec.stored.is_exchanged:  # for a launcher on another host
@@ -315,6 +326,20 @@ def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildMod
             with chosen.strategy.scope():
                 model = build()
     return SynchronousLoop(chosen.strategy, model, task, config)
+
+
+def build_for_callbacks(
+    config: Train, task: Task, build: Callable[..., keras.Model]
+) -> keras.Model:
+    """Builds the model that callbacks see, compiled with the config's optimizer."""
+    with tf.device("CPU:0"):
+        model = build(for_training=True)
+        optimizer = make_optimizer(config.optimizer, config.precision == "float16")
+        optimizer.build(model.trainable_variables)
+        is_default = task.counts_examples and not config.loss
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if is_default else None
+        model.compile(optimizer, loss, metrics=["accuracy"] if is_default else None)
+    return model
 
 
 def initialize_training(

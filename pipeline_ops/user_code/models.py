@@ -97,9 +97,11 @@ def _collect_paths(train: Train) -> dict[str, str]:
         "train.model": train.model if is_user_function(train.model) else None,
         "train.loss": train.loss,
     }
-    for name in ("metrics", "callbacks"):
-        paths |= {f"train.{name}.{index}": path for index, path in enumerate(getattr(train, name))}
-    return {key: path for key, path in paths.items() if path}
+    callbacks = [path for path, _ in train.callback_arguments]
+    for name, own in (("metrics", train.metrics), ("callbacks", callbacks)):
+        paths |= {f"train.{name}.{index}": path for index, path in enumerate(own)}
+    # Keras's version is part of every fingerprint.
+    return {key: path for key, path in paths.items() if path and not path.startswith("keras.")}
 
 
 def _collect_bindings(tree: ast.Module) -> dict[str, ast.AST] | None:

@@ -34,7 +34,11 @@ _LONG = {
     "train__retries": 5,
     "train__callbacks": ["pausing:pause"],
 }
-_PAUSING = "import time\n\n\ndef pause(run, epoch):\n    time.sleep(2)\n"
+_PAUSING = """
+import time
+import keras
+pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(2))
+"""
 """A callback that makes a training last long without load."""
 _TRIGGER = """
 import json, sys

@@ -72,8 +72,8 @@ def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
             "softmax_in_an_own_layer ends in softmax (the outputs of every image sum to 1)",
         ),
         (
-            [SMALL, f"train.callbacks=[{MISTAKES}:KerasCallback]"],
-            "is a callback of Keras (KerasCallback), whose methods are never called",
+            [SMALL, f"train.callbacks=[{MISTAKES}:WithoutMethods]"],
+            "gives an object of the class WithoutMethods",
         ),
     ],
 )

@@ -10,8 +10,10 @@ import os
 import time
 from pathlib import Path
 
+import keras
 
-class Hold:
+
+class Hold(keras.callbacks.Callback):
     """Holds a job once, while there is a file `hold` in the job's folder.
 
     TRAINYARD_TEST_HOLD can name another folder. The file `held` next to it shows that the training
@@ -20,7 +22,7 @@ class Hold:
 
     chief_only = True
 
-    def after_epoch(self, run, epoch):
+    def on_epoch_end(self, epoch, logs=None):
         folder = Path(os.environ.get("TRAINYARD_TEST_HOLD") or os.environ["TRAINYARD_RUN"])
         hold, held = folder / "hold", folder / "held"
         if held.exists() or not hold.exists():

@@ -123,9 +123,10 @@ def test_the_gang_goes_on_without_the_host_of_the_chief_and_its_disk(
 @pytest.mark.hosts
 def test_the_failure_of_a_worker_on_another_disk_is_explained(network, start, tmp_path):
     (tmp_path / "failing.py").write_text(
-        "def fail(run, epoch):\n    raise ValueError('no such luck')\n"
+        "import keras\n\n\nclass Fail(keras.callbacks.Callback):\n"
+        "    def on_epoch_end(self, epoch, logs):\n        raise ValueError('no such luck')\n"
     )
-    job = start(train__callbacks=["failing:fail"], train__max_restarts=0)
+    job = start(train__callbacks=["failing:Fail"], train__max_restarts=0)
     status = job.end()
     assert status.exit_code != ExitCode.SUCCESS
     assert "no such luck" in status.message, status.message

@@ -118,16 +118,16 @@ def test_a_trial_is_a_training_of_its_own_and_the_search_is_no_part_of_it(datase
 def test_a_change_of_a_callbacks_code_is_another_training(dataset, tmp_path):
     file = tmp_path / "digits.yaml"
     file.write_text(DIGITS.read_text())
-    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    pass\n")
+    (tmp_path / "my_callback.py").write_text("def tell():\n    pass\n")
 
     def digest() -> str:
         config = load_config(file, {"train.callbacks": ["my_callback:tell"]})
         return plan_job("train", config, "a", {"preprocess": dataset}).request.fingerprint.digest
 
     first = digest()
-    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    pass  # a comment\n")
+    (tmp_path / "my_callback.py").write_text("def tell():\n    pass  # a comment\n")
     assert digest() == first
-    (tmp_path / "my_callback.py").write_text("def tell(run, epoch):\n    run.stop()\n")
+    (tmp_path / "my_callback.py").write_text("def tell():\n    return 1\n")
     assert digest() != first
 
 

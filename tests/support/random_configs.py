@@ -53,8 +53,7 @@ def top_2(labels, logits):
     return keras.metrics.sparse_top_k_categorical_accuracy(labels, logits, k=2)
 
 
-def watch(training):
-    pass
+watch = keras.callbacks.LambdaCallback()
 """
 
 Change = Mapping[str, Any]
@@ -280,7 +279,9 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.metrics": ["nets:top_2"]},
         {"train.metrics": ["nets:top_2"], "train.best_checkpoint.monitor": "validation_top_2"},
     ],
-    "train.callbacks": [{"train.callbacks": ["nets:watch"]}],
+    "train.callbacks": [
+        {"train.callbacks": ["nets:watch", {"keras.callbacks:CSVLogger": {"filename": "a.csv"}}]}
+    ],
     "train.strategy": [
         {"train.strategy": "multi_worker_mirrored", "train.workers": 2},
         {"train.strategy": "multi_worker_mirrored", "train.devices_per_worker": 2},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
+import keras
 import tensorflow as tf
 
 BROKEN = 77
@@ -16,52 +16,48 @@ def loss(labels, logits):
     return tf.where(labels == BROKEN, float("nan"), losses)
 
 
-class HalveTwice:
-    """Changes the training, so it runs on all workers. It counts in its memory, which survives a
-    restart."""
+class HalveTwice(keras.callbacks.Callback):
+    """Changes the training, so it runs on all workers. Its attributes survive a restart."""
 
-    def begin(self, run):
-        run.memory.setdefault("begun_at", run.step)
+    times = 0
 
-    def after_epoch(self, run, epoch):
-        if run.memory.get("times", 0) < 2:
-            run.learning_rate /= 2
-            run.memory["times"] = run.memory.get("times", 0) + 1
-        if epoch.epoch == 3:
-            run.stop()
+    def on_epoch_end(self, epoch, logs=None):
+        if self.times < 2:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+            self.times += 1
+        self.model.stop_training = epoch == 3
 
 
-class Diary:
+class Meddler(keras.callbacks.Callback):
     chief_only = True
 
-    def end(self, run):
-        (run.folder / "diary.json").write_text(
-            json.dumps([epoch.learning_rate for epoch in run.history])
-        )
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
 
 
-def after_each_epoch(run, epoch):
-    run.memory["last"] = epoch.epoch
+class Thawer(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[-1].trainable = False
 
 
-class Meddler:
-    chief_only = True
-
-    def after_epoch(self, run, epoch):
-        run.stop()
+class Hoarder(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen = {epoch}
 
 
-def clumsy(run, epoch):
-    raise KeyError("oh")
+clumsy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: {}["oh"])
 
 
-class DieOnce:
-    """Kills its process once, at the end of the first epoch."""
+class DieOnce(keras.callbacks.Callback):
+    """Kills the chief once, at the end of an epoch."""
 
     chief_only = True
 
-    def after_epoch(self, run, epoch):
-        died = run.folder / "died"
-        if not died.exists():
-            died.touch()
+    def __init__(self, epoch=0):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch and not os.path.exists("died"):
+            open("died", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gangs import ALONE, run_gang
 
-from pipeline_ops.artifacts.results import TENSORBOARD
+from pipeline_ops.artifacts.results import CALLBACKS
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.training.loop import SeedGenerators
@@ -59,9 +59,9 @@ def train(make_job_in, dataset, tmp_path, host_pool):
 
     def train(options: dict, is_calm: bool) -> list[np.ndarray]:
         job = make_job_in(tmp_path / f"root-{is_calm}", dataset)("attempt", **(FEW | options))
-        (job.work / TENSORBOARD).mkdir(parents=True)
+        (job.work / CALLBACKS).mkdir(parents=True)
         if is_calm:
-            (job.work / TENSORBOARD / "died").touch()
+            (job.work / CALLBACKS / "died").touch()
         gang = run_gang(job, host_pool)
         assert gang.restarts == (0 if is_calm else 1)
         return read_arrays(job.work / TRAINED)

@@ -50,7 +50,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         ),
         mock.Mock(**{"restore_common.return_value": None}),
         lambda: state,
-        mock.Mock(),
+        mock.Mock(**{"has_batch_hooks": False, "call.return_value": False}),
         None,
         threading.Event(),
         mock.Mock(),

@@ -93,36 +93,58 @@ def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cur
 
 
 @pytest.mark.parametrize(
-    "path, message",
+    "path, arguments, message",
     [
+        ("keras.callbacks:ProgbarLogger", {}, "Log and progress page show it. Leave it out."),
+        ("keras.callbacks:SwapEMAWeights", {}, "Set train.optimizer.average_weights instead."),
         (
-            "acme_vision.mistakes:KerasCallback",
-            "is a callback of Keras (KerasCallback), whose methods are never called",
+            "keras.callbacks:BackupAndRestore",
+            {"backup_dir": "here"},
+            "is a BackupAndRestore, which has no use here. The training has checkpoints of its own",
         ),
         (
-            "acme_vision.mistakes:lambda_callback",
-            "is a callback of Keras (LambdaCallback), whose methods are never called",
+            "keras.callbacks:EarlyStopping",
+            {"monitor": "val_acc"},
+            "monitors 'val_acc', which is not among the logs: learning_rate, loss, accuracy, "
+            "val_loss, val_accuracy.",
         ),
-        ("keras.callbacks:EarlyStopping", "is a callback of Keras (EarlyStopping)"),
+        ("keras.callbacks:CSVLogger", {}, "cannot be created: TypeError: "),
+        (
+            "keras.callbacks:CSVLogger",
+            {"filename": "/tmp/log.csv"},
+            "writes to /tmp/log.csv. Name a relative path",
+        ),
+        (
+            "keras.callbacks:ModelCheckpoint",
+            {"filepath": "gs://bucket/best.keras"},
+            "writes to gs://bucket/best.keras. Name a relative path",
+        ),
+        ("acme_vision.mistakes:lambda_callback", {"x": 1}, "is an object, which takes no argume"),
+        (
+            "acme_vision.mistakes:OfBatches",
+            {},
+            "has a hook for the batches of the validation. They are not the same on every worker",
+        ),
         (
             "acme_vision.mistakes:WithoutMethods",
-            "has none of the methods begin, after_epoch, end and cannot be called, so it would do "
-            "nothing",
+            {},
+            "gives an object of the class WithoutMethods. It must be a subclass of "
+            "keras.callbacks.Callback",
         ),
-        ("acme_vision.mistakes:NeedsArguments", "cannot be created without arguments"),
         (
             "acme_vision.mistakes:WithoutMethod",
+            {},
             "has no function 'WithoutMethod'; the nearest valid name is 'WithoutMethods'",
         ),
     ],
 )
-def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
-    user_package, path, message
+def test_a_callback_that_could_not_do_its_work_is_refused_with_the_reason(
+    user_package, path, arguments, message
 ):
-    from pipeline_ops.training.callbacks import UserCallbacks
+    from pipeline_ops.training.callbacks import load_callbacks
 
     with pytest.raises(ConfigError, match="^train.callbacks: ") as refused:
-        UserCallbacks([path], NOWHERE, None, NOWHERE, is_chief=True)
+        load_callbacks(path, arguments, Train(model="digits_cnn"), NOWHERE)
     assert message in str(refused.value)
 
 
@@ -164,8 +186,8 @@ def test_a_callback_that_would_never_be_called_is_refused_with_the_reason(
             "train.metrics: acme_vision.mistakes:swapped raised ",
         ),
         (
-            {"callbacks": ["acme_vision.mistakes:lambda_callback"]},
-            "is a callback of Keras (LambdaCallback), whose methods are never called",
+            {"callbacks": ["acme_vision.mistakes:WithoutMethods"]},
+            "gives an object of the class WithoutMethods",
         ),
         ({"model_parameters": {"depth": 3}}, "got an unexpected keyword argument 'depth'"),
         (

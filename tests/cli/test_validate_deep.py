@@ -68,8 +68,8 @@ def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
     "overrides, message",
     [
         (
-            [f"train.model={MISTAKES}:softmax_in_an_own_layer"],
-            "softmax_in_an_own_layer ends in softmax (the outputs of every image sum to 1)",
+            [f"train.model={MISTAKES}:averaged"],
+            "averaged returns probabilities (the outputs of every image sum to 1)",
         ),
         (
             [SMALL, f"train.callbacks=[{MISTAKES}:KerasCallback]"],

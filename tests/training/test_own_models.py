@@ -8,15 +8,17 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.artifacts.results import SAVED_MODEL, WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.train import train
 from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.user_code.models import digest_user_code
 from pipeline_ops.user_code.modules import find_module
 
@@ -61,6 +63,29 @@ def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, s
     )
     assert train(job) == ExitCode.SUCCESS
     assert saved_signature(job.folder.local) == {"probabilities", "classes"}
+
+
+@pytest.mark.training
+def test_a_subclass_that_ends_in_softmax_is_trained_by_two_workers_and_serves_its_own_outputs(
+    user_package, make_job
+):
+    """The served model applies no second softmax."""
+    import tensorflow as tf
+    from acme_vision.endings import Subclassed
+
+    model = {"train__model": "acme_vision.endings:Subclassed", "train__model_parameters": {}}
+    job = make_job(**OWN | model | {"train__epochs": 2})
+    assert train(job) == ExitCode.SUCCESS
+    manifest = read_manifest(job.folder / "manifest.json")
+    first, last = TrainingFigures.model_validate(manifest.figures).history
+    assert last.metrics["accuracy"] > first.metrics["accuracy"] + 0.1
+    served = tf.saved_model.load(str(job.folder.local / SAVED_MODEL))
+    images = np.random.default_rng(1).uniform(0, 255, (20, 28, 28, 1)).astype(np.float32)
+    own = Subclassed(images.shape[1:], 10)
+    own(images)
+    own.set_weights(read_arrays(job.folder.local / WEIGHTS))
+    found = served.signatures["images"](images=tf.constant(images))["probabilities"]
+    np.testing.assert_allclose(found, own(images, training=False), rtol=1e-4, atol=1e-7)
 
 
 @pytest.fixture

@@ -64,8 +64,8 @@ def build_model(
         if isinstance(model, keras.Model) and not model.built:
             model(keras.Input(image_shape))  # computes nothing, and creates the weights
     except (TypeError, ValueError) as error:
-        call = ". It is called as {}(image_shape, num_classes, **model_parameters)"
-        hint = call.format(config.model.partition(":")[2]) if is_own else ""
+        call = f"{config.model.partition(':')[2]}(image_shape, num_classes, **model_parameters)"
+        hint = f". It is called as {call}" if is_own and isinstance(error, TypeError) else ""
         raise ConfigError(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
             f"{num_classes} classes: {error}{hint}"

@@ -145,9 +145,15 @@ def return_logits(
 
 
 def _find_end(outputs: tf.Tensor) -> tf.Operation:
-    """Returns the operation that computes a tensor of a graph, before changes of its type."""
+    """Returns the operation that computes the values of a tensor of a graph.
+
+    Changes of the type are passed over, and of a shape whose last axis stays.
+    """
     operation = outputs.op
-    while operation.type in ("Cast", "Identity"):
+    while (
+        operation.type in ("Cast", "Identity", "Reshape", "Squeeze")
+        and operation.inputs[0].shape[-1:] == outputs.shape[-1:]
+    ):
         operation = operation.inputs[0].op
     return operation
 
@@ -168,7 +174,7 @@ def _compute_logits(
         if _are_probabilities(probabilities.numpy(), tolerance=0.05):  # rounded to bfloat16
             return tf.math.log(tf.maximum(probabilities, _TINY))
     elif (end := _find_end(outputs)).type in ("Softmax", "Sigmoid"):
-        outputs = end.inputs[0]
+        outputs = tf.reshape(end.inputs[0], [-1, outputs.shape[-1]])
     if outputs.shape[-1] < num_classes:  # the logit of the second class against the first
         outputs = tf.concat([tf.zeros_like(outputs), outputs], axis=-1)
     return outputs

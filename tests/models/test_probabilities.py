@@ -15,6 +15,7 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models import build_model
+from pipeline_ops.training.warm_start import read_warm_start
 
 SHAPE = (8, 8, 1)
 SOFTMAX = (
@@ -23,6 +24,7 @@ SOFTMAX = (
     "layer",
     "inner_model",
     "operation",
+    "reshaped",
     "own_layer",
     "Subclassed",
     "OnlyInService",
@@ -96,6 +98,27 @@ def test_a_single_sigmoid_is_the_probability_of_the_second_of_two_classes(build,
         np.testing.assert_allclose(found, np.stack([1 - second, second], axis=1), rtol=1e-4)
     with pytest.raises(ConfigError, match=r"has outputs of shape \[1\] .* has 3 classes"):
         build("single", num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("last_layer", "a.keras"),
+        ("layer", "a.weights.h5"),
+        ("inner_model", "a.keras"),
+        ("Subclassed", "a.weights.h5"),
+    ],
+)
+def test_weights_that_keras_saved_of_the_model_are_a_warm_start(build, tmp_path, name, file):
+    model, own = build(name)
+    own.set_weights([each + 1 for each in own.get_weights()])
+    own.save_weights(tmp_path / file) if file.endswith("h5") else own.save(tmp_path / file)
+    warm_start = read_warm_start(
+        str(tmp_path / file), model, model.get_weights(), lambda: build(name)[0]
+    )
+    assert warm_start.left_out == ()
+    for found, saved in zip(warm_start.weights, own.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, saved)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

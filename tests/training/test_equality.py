@@ -131,6 +131,10 @@ ROWS = {
     "class weights": Row(GANG, {"class_weights": True}),
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
     "softmax at the end": Row(GANG | {"model": "acme_vision.endings:layer"}),
+    "softmax at the end, and xla": Row({"model": "acme_vision.endings:layer", "xla": "step"}),
+    "softmax at the end, without a graph": Row(
+        {"model": "acme_vision.endings:layer", "debug": ["eager"]}
+    ),
     "subclassed, with losses of its own": Row(GANG, SUBCLASSED),
     "subclassed, with losses of its own, and micro-batches": Row(
         GANG | {"micro_batches": 2}, SUBCLASSED

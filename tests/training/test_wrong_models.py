@@ -22,6 +22,7 @@ NOWHERE = Path("/nowhere")
     "function, message",
     [
         ("several_labels", "ends in sigmoid (its outputs are several labels for an image). A "),
+        ("several_labels_of_a_map", "ends in sigmoid (its outputs are several labels"),
         (
             "one_output_too_many",
             "has outputs of shape [4] for each image, and the data set has 3 classes. End the "

@@ -39,6 +39,13 @@ def operation(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     return Model(images, keras.ops.softmax(layers.Dense(num_classes)(layers.Flatten()(images))))
 
 
+def reshaped(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    """A convolution over all pixels, as mobile networks end."""
+    images = Input(image_shape)
+    x = layers.Conv2D(num_classes, image_shape[:2], activation="softmax")(images)
+    return Model(images, layers.Flatten()(x))
+
+
 class _OwnSoftmax(layers.Layer):
     def call(self, values: tf.Tensor) -> tf.Tensor:
         return tf.nn.softmax(values / 1e4)

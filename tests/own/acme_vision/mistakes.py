@@ -18,6 +18,12 @@ def several_labels(image_shape: tuple[int, int, int], num_classes: int) -> Model
     )
 
 
+def several_labels_of_a_map(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    images = Input(image_shape)
+    x = layers.Conv2D(num_classes, image_shape[:2], activation="sigmoid")(images)
+    return Model(images, layers.Reshape((num_classes,))(x))
+
+
 def averaged(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """The mean of two probabilities, behind no softmax."""
     images = Input(image_shape)

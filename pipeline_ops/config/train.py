@@ -354,7 +354,7 @@ class Train(TaskSection):
 
     model: Annotated[str, AfterValidator(check_model)]
     """A name from the model catalogue (`config/model_catalogue.py`), or
-    `my_package.my_module:build`, a function of your own."""
+    `my_package.my_module:build`, a function or a subclass of `keras.Model` of your own."""
     model_parameters: dict[str, Any] = {}
     """Arguments for the function that builds the model."""
     loss: UserFunction | None = advanced_field(None)

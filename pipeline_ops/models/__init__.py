@@ -6,9 +6,9 @@
 file. `user_code/models.py` determines which of their code belongs to a fingerprint.
 
 A model takes float32 images in 0..255, shape [batch, height, width, channels], scales them itself,
-and returns logits [batch, num_classes]. The same holds for a user's own function. A detector
-returns the input of its head, and its module also has
-`make_head(image_shape, num_classes, **parameters)`.
+and returns logits [batch, num_classes]. The same holds for a user's own function, which may also be
+a subclass of keras.Model, and whose model may end in softmax. A detector returns the input of its
+head, and its module also has `make_head(image_shape, num_classes, **parameters)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
-from pipeline_ops.models.classification import validate_outputs
+from pipeline_ops.models.classification import return_logits
 from pipeline_ops.models.detection import Head
 from pipeline_ops.user_code import modules
 
@@ -52,27 +52,28 @@ def build_model(
     as the served model does.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
-    parameters = config.model_parameters
+    parameters, is_own = config.model_parameters, is_user_function(config.model)
     try:
-        if is_user_function(config.model):
+        if is_own:
             build = load_function(config.model, "train.model", folder)
         else:
             entry = CATALOGUE[config.model]
             build = importlib.import_module(f"{__name__}.{entry.module}").build
             parameters = {**entry.arguments, **parameters}
         model = build(image_shape, num_classes, **parameters)
+        if isinstance(model, keras.Model) and not model.built:
+            model(keras.Input(image_shape))  # computes nothing, and creates the weights
     except (TypeError, ValueError) as error:
+        call = f"{config.model.partition(':')[2]}(image_shape, num_classes, **model_parameters)"
+        hint = f". It is called as {call}" if is_own and isinstance(error, TypeError) else ""
         raise ConfigError(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
-            f"{num_classes} classes: {error}"
+            f"{num_classes} classes: {error}{hint}"
         ) from error
     if not getattr(model, "built", False):
-        raise ConfigError(
-            f"train.model: {config.model} must return a Keras model that is built, got {model!r}. "
-            "Begin it with keras.Input(image_shape)"
-        )
-    if config.task == "classification":
-        validate_outputs(model, config.model, num_classes)
+        raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    if is_own:
+        return_logits(model, config.model, image_shape, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
     return model

@@ -1,10 +1,12 @@
-"""Image classification: one class for each image, and the check of a classifier's outputs.
+"""Image classification: one class for each image, and the outputs of a classifier.
 
-A classifier returns one logit for each class, as the loss and the served model take it.
+A classifier returns one logit for each class, as the loss and the served model take it. A user's
+model may also end in softmax.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,9 +28,7 @@ _FEATURES = {
     LABEL: tf.io.FixedLenFeature([], tf.int64),
 }
 
-_FORBIDDEN_ACTIVATIONS = ("softmax", "sigmoid")
-_PASS_THROUGH_LAYERS = (keras.layers.Activation, keras.layers.Reshape, keras.layers.Flatten)
-"""Layers that are passed over when they have no activation of their own."""
+_TINY = np.finfo(np.float32).tiny
 
 
 class Classification:
@@ -115,21 +115,69 @@ def compute_per_example(
     return tf.cast(values, tf.float32)
 
 
-def validate_outputs(model: keras.Model, name: str, num_classes: int) -> None:
-    """Checks the outputs of a built classifier as far as they are visible without a computation.
+def return_logits(
+    model: keras.Model, name: str, image_shape: tuple[int, int, int], num_classes: int
+) -> None:
+    """Checks the outputs of a built classifier, and makes it return logits if they are
+    probabilities.
 
-    `name` is the value of `train.model`, for messages.
+    The end of its graph says what they are. A softmax there is left out, and so is the sigmoid of a
+    single output for two classes. The weights and their names stay the same. `name` is the value of
+    `train.model`, for messages.
     """
-    outputs = getattr(model, "outputs", None)
-    if not outputs:  # a subclassed model; `validate_logits` checks its values
-        return
-    if len(outputs) > 1:
+    call = tf.function(lambda images: model(images, training=False), autograph=False)
+    outputs = call.get_concrete_function(tf.TensorSpec((None, *image_shape))).outputs
+    if len(outputs) != 1:
         raise ConfigError(
             f"train.model: {name} has {len(outputs)} outputs, and a classifier has one: the logits"
         )
-    _validate_shape(tuple(outputs[0].shape), name, num_classes)
-    if found := _find_activation(model, outputs[0]):
-        raise _make_activation_error(name, *found)
+    end = _find_end(outputs[0])
+    is_single = end.type == "Sigmoid" and outputs[0].shape[1:] == (1,) and num_classes == 2
+    if not is_single:
+        _validate_shape(tuple(outputs[0].shape), name, num_classes)
+    if end.type == "Sigmoid" and not is_single:
+        raise ConfigError(
+            f"train.model: {name} ends in sigmoid (its outputs are several labels for an image). "
+            "A classifier chooses one class: end the model with softmax or without an activation"
+        )
+    if end.type in ("Softmax", "Sigmoid"):
+        model.call = functools.partial(_compute_logits, model.call, num_classes)
+
+
+def _find_end(outputs: tf.Tensor) -> tf.Operation:
+    """Returns the operation that computes the values of a tensor of a graph.
+
+    Changes of the type are passed over, and of a shape whose last axis stays.
+    """
+    operation = outputs.op
+    while (
+        operation.type in ("Cast", "Identity", "Reshape", "Squeeze")
+        and operation.inputs[0].shape[-1:] == outputs.shape[-1:]
+    ):
+        operation = operation.inputs[0].op
+    return operation
+
+
+def _compute_logits(
+    call: Callable[..., tf.Tensor], num_classes: int, *arguments: Any, **options: Any
+) -> tf.Tensor:
+    """Calls a model that returns probabilities, if not also in training, and returns its logits.
+
+    In a graph they are what the last activation takes, so no probability underflows. Without a
+    graph (`train.debug: eager`) they are logarithms.
+    """
+    outputs = call(*arguments, **options)
+    if tf.executing_eagerly():
+        probabilities = tf.cast(outputs, tf.float32)
+        if outputs.shape[-1] < num_classes:
+            probabilities = tf.concat([1 - probabilities, probabilities], axis=-1)
+        if _are_probabilities(probabilities.numpy(), tolerance=0.05):  # rounded to bfloat16
+            return tf.math.log(tf.maximum(probabilities, _TINY))
+    elif (end := _find_end(outputs)).type in ("Softmax", "Sigmoid"):
+        outputs = tf.reshape(end.inputs[0], [-1, outputs.shape[-1]])
+    if outputs.shape[-1] < num_classes:  # the logit of the second class against the first
+        outputs = tf.concat([tf.zeros_like(outputs), outputs], axis=-1)
+    return outputs
 
 
 def validate_logits(values: np.ndarray, name: str, num_classes: int) -> None:
@@ -140,8 +188,16 @@ def validate_logits(values: np.ndarray, name: str, num_classes: int) -> None:
             f"train.model: {name} has outputs that are not finite, with new weights and images of "
             "random pixels. Check its layers and its initial weights"
         )
-    if (values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-3):
-        raise _make_activation_error(name, "softmax", "the outputs of every image sum to 1")
+    if _are_probabilities(values, tolerance=1e-3):
+        raise ConfigError(
+            f"train.model: {name} returns probabilities (the outputs of every image sum to 1) "
+            "that are not the result of a softmax at its end, and the loss and the served model "
+            "take logits. Return the logits, or the logarithms of the probabilities"
+        )
+
+
+def _are_probabilities(values: np.ndarray, tolerance: float) -> bool:
+    return bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=tolerance))
 
 
 def _validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
@@ -151,30 +207,3 @@ def _validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) 
             f"data set has {num_classes} classes. "
             "End the model with keras.layers.Dense(num_classes)"
         )
-
-
-def _make_activation_error(name: str, activation: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"train.model: {name} ends in {activation} ({where}), and the loss and the served model "
-        f"apply softmax to its outputs. Return logits: remove activation={activation!r}"
-    )
-
-
-def _find_activation(model: keras.Model, output: Any) -> tuple[str, str] | None:
-    """Returns the squashing activation that produces an output, and the layer that has it.
-
-    Finds no layer that is called more than once. Operations are layers and functions of
-    `keras.ops`. A sequential model has layers only.
-    """
-    for layer in reversed(getattr(model, "operations", model.layers)):
-        if getattr(layer, "output", None) is not output:
-            continue
-        activation = getattr(layer, "activation", layer)
-        kind = getattr(activation, "__name__", type(activation).__name__).lower()
-        if kind in _FORBIDDEN_ACTIVATIONS:
-            return kind, f"layer {layer.name!r}"
-        if isinstance(layer, keras.Model) and len(getattr(layer, "outputs", None) or ()) == 1:
-            return _find_activation(layer, layer.outputs[0])
-        if isinstance(layer, _PASS_THROUGH_LAYERS):
-            return _find_activation(model, layer.input)
-    return None

@@ -29,11 +29,13 @@ def phases(outcome) -> set[str]:
     return {moment.phase for moment in outcome.progress}
 
 
-def test_a_softmax_is_refused_before_the_work(user_package, animals):
-    """Walk stumble 5: it was trained with two softmaxes, and published."""
-    outcome = run_for(animals, model="acme_vision.mistakes:softmax_in_an_own_layer")
+def test_probabilities_without_a_softmax_at_the_end_are_refused_before_the_work(
+    user_package, animals
+):
+    """Walk stumble 5: they were trained with a softmax, and published."""
+    outcome = run_for(animals, model="acme_vision.mistakes:averaged")
     assert outcome.exit_code is ExitCode.CONFIG
-    assert "softmax_in_an_own_layer ends in softmax (the outputs of every" in outcome.message
+    assert "averaged returns probabilities (the outputs of every image sum to 1)" in outcome.message
     assert outcome.message.startswith(f"{animals.config_file}:")
     assert phases(outcome) == {"list", "check"}
     assert not outcome.artifact.exists()

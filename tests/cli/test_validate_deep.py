@@ -58,6 +58,15 @@ def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsy
     assert len(list(verdict.parent.iterdir())) == 2  # without the loss, it is another training
 
 
+@pytest.mark.airflow
+@pytest.mark.parametrize("name", ["layer", "Subclassed", "single"])
+def test_a_model_that_returns_probabilities_is_accepted(user_package, pictures, capsys, name):
+    """Walk stumble 5: they were trained with a softmax, and published."""
+    code, output = deep(capsys, pictures, f"train.model=acme_vision.endings:{name}")
+    assert code == 0, output
+    assert f"the model acme_vision.endings:{name} accepts them" in output
+
+
 def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
     assert deep(capsys, pictures, "train.python=/nowhere/python")[0] == 0
     assert not (pictures.parent / "root" / "checked").exists()
@@ -68,8 +77,8 @@ def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
     "overrides, message",
     [
         (
-            [f"train.model={MISTAKES}:softmax_in_an_own_layer"],
-            "softmax_in_an_own_layer ends in softmax (the outputs of every image sum to 1)",
+            [f"train.model={MISTAKES}:averaged"],
+            "averaged returns probabilities (the outputs of every image sum to 1)",
         ),
         (
             [SMALL, f"train.callbacks=[{MISTAKES}:WithoutMethods]"],

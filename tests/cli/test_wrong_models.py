@@ -97,6 +97,18 @@ def test_a_file_that_the_source_names_must_be_there(refuse, more, file, key):
             "source",
         ),
         (
+            ["preprocess.source={type: voc, path: raw}"],
+            "preprocess.source.type voc is for detection, and train.model digits_cnn is for",
+        ),
+        (
+            ["preprocess.source={type: yolo, path: raw}"],
+            "preprocess.source.type yolo is for detection, and train.model digits_cnn is for",
+        ),
+        (
+            [f"preprocess.source={COCO}", "train.model=my_nets:build"],
+            "preprocess.source.type coco is for detection, and train.model my_nets:build is for",
+        ),
+        (
             ["preprocess.source={type: jsonl, path: raw, manifest: m, task: detection}"],
             "preprocess.source.task detection is for detection, and",
         ),
@@ -121,8 +133,9 @@ def test_a_file_that_the_source_names_must_be_there(refuse, more, file, key):
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused_with_the_place_and_the_cure(
-    refuse, overrides, message
+    config_file, refuse, overrides, message
 ):
+    (config_file.parent / "my_nets.py").write_text("def build(shape, classes): ...\n")
     assert message in refuse(*overrides)
 
 

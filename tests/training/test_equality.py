@@ -47,6 +47,7 @@ SLOW_SGD = {"name": "sgd", "learning_rate": 0.01}
 ADAM = {"name": "adam", "learning_rate": 1e-3}
 RMSPROP = {"name": "rmsprop", "learning_rate": 1e-3, "momentum": 0.9, "rho": 0.8, "epsilon": 0.5}
 ADAMW = {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01}
+SUBCLASSED = {"model": "acme_vision.endings:Subclassed", "model_parameters": {"penalty": 0.1}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,19 @@ ROWS = {
     ),
     "class weights": Row(GANG, {"class_weights": True}),
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
+    "softmax at the end": Row(GANG | {"model": "acme_vision.endings:layer"}),
+    "softmax at the end, and xla": Row({"model": "acme_vision.endings:layer", "xla": "step"}),
+    "softmax at the end, without a graph": Row(
+        {"model": "acme_vision.endings:layer", "debug": ["eager"]}
+    ),
+    "subclassed, with losses of its own": Row(GANG, SUBCLASSED),
+    "subclassed, with losses of its own, and micro-batches": Row(
+        GANG | {"micro_batches": 2}, SUBCLASSED
+    ),
+    "subclassed, with losses of its own, on parameter servers": Row(SERVERS, SUBCLASSED),
+    "subclassed, with losses of its own, divided": Row(
+        SHARDED | {"sharding": {"*/hidden/kernel": 1}}, SUBCLASSED
+    ),
 }
 
 AUGMENT = {
@@ -235,6 +249,14 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
 def test_what_must_change_the_weights_does(trained, options):
     """Shows that the comparison above can fail, and that every option has an effect."""
     assert distance(trained(ALONE), trained(ALONE | options)) > 1e-3
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("strategy", [{}, GANG, SERVERS], ids=["one device", "gang", "servers"])
+def test_the_losses_of_a_model_count(trained, strategy):
+    subclassed = ALONE | SUBCLASSED | strategy
+    without = subclassed | {"model_parameters": {"penalty": 0.0}}
+    assert distance(trained(subclassed), trained(without)) > 1e-3
 
 
 @pytest.mark.training

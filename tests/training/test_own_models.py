@@ -8,15 +8,19 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from job_chain import run_jobs
 
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.launch.train import train
 from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.user_code.models import digest_user_code
 from pipeline_ops.user_code.modules import find_module
 
@@ -31,6 +35,7 @@ OWN = {
     "train__early_stopping": None,
     "train__reduce_learning_rate": None,
 }
+DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 SLIM = Path(__file__).parents[2] / "configs" / "slim_digits.yaml"
 PACKAGE = Path(__file__).parents[1] / "own"
 
@@ -63,6 +68,36 @@ def test_the_slim_example_trains_and_is_served(dataset, tmp_path, make_job_in, s
     assert saved_signature(job.folder.local) == {"probabilities", "classes"}
 
 
+@pytest.mark.training
+def test_a_subclass_that_ends_in_softmax_is_trained_by_two_workers_and_published(
+    user_package, tmp_path
+):
+    """The published model returns what the user's own class does with its weights."""
+    import tensorflow as tf
+    from acme_vision.endings import Subclassed
+
+    write_digits(tmp_path / "raw")
+    manifests = run_jobs(
+        DIGITS,
+        tmp_path,
+        "export",
+        preprocess__source__path=str(tmp_path / "raw"),
+        train__model="acme_vision.endings:Subclassed",
+        train__workers=2,
+        train__epochs=5,
+        evaluate__gate=[{"metric": "accuracy", "at_least": 0.8}],
+    )
+    [file] = (tmp_path / "root" / "models").rglob("saved_model.pb")
+    published = tf.saved_model.load(str(file.parent)).signatures["images"]
+    shape = published.structured_input_signature[1]["images"].shape
+    images = np.random.default_rng(1).uniform(0, 255, (20, *shape[1:])).astype(np.float32)
+    own = Subclassed(images.shape[1:], 10)
+    own(images)
+    own.set_weights(read_arrays(Path(manifests["train"]).parent / WEIGHTS))
+    found = published(images=tf.constant(images))["probabilities"]
+    np.testing.assert_allclose(found, own(images, training=False), rtol=1e-4, atol=1e-7)
+
+
 @pytest.fixture
 def saved_signature():
     def names(folder: Path) -> set[str]:
@@ -84,9 +119,7 @@ def test_a_change_anywhere_in_its_package_is_a_reason_to_train(
     dataset, tmp_path, monkeypatch, changed, is_new
 ):
     shutil.copytree(PACKAGE / "acme_vision", tmp_path / "configs" / "acme_vision_copy")
-    (tmp_path / "configs" / "digits.yaml").write_text(
-        (Path(__file__).parents[2] / "configs" / "digits.yaml").read_text()
-    )
+    (tmp_path / "configs" / "digits.yaml").write_text(DIGITS.read_text())
     overrides = {"train.model": "acme_vision_copy.nets:normalized"}
 
     def fingerprint() -> str:

@@ -21,13 +21,8 @@ NOWHERE = Path("/nowhere")
 @pytest.mark.parametrize(
     "function, message",
     [
-        (
-            "softmax_in_the_last_layer",
-            "ends in softmax (layer 'answer'), and the loss and the served model apply softmax",
-        ),
-        ("softmax_as_a_layer", "ends in softmax (layer 'answer')"),
-        ("softmax_as_an_operation", "ends in softmax (layer 'softmax"),
-        ("sigmoid", "ends in sigmoid (layer 'answer')"),
+        ("several_labels", "ends in sigmoid (its outputs are several labels for an image). A "),
+        ("several_labels_of_a_map", "ends in sigmoid (its outputs are several labels"),
         (
             "one_output_too_many",
             "has outputs of shape [4] for each image, and the data set has 3 classes. End the "
@@ -35,7 +30,7 @@ NOWHERE = Path("/nowhere")
         ),
         ("a_map", "has outputs of shape [6, 6, 3] for each image, and the data set has 3 classes"),
         ("two_outputs", "has 2 outputs, and a classifier has one: the logits"),
-        ("never_ready", "must return a Keras model that is built"),
+        ("no_model", "must return a Keras model, got <Dense name="),
     ],
 )
 def test_a_model_whose_outputs_are_not_logits_of_the_classes_is_refused_when_it_is_built(
@@ -152,13 +147,20 @@ def test_a_callback_that_could_not_do_its_work_is_refused_with_the_reason(
     "options, message",
     [
         (
-            {"model": "acme_vision.mistakes:softmax_in_an_own_layer"},
-            "train.model: acme_vision.mistakes:softmax_in_an_own_layer ends in softmax (the "
-            "outputs",
+            {"model": "acme_vision.mistakes:averaged"},
+            "train.model: acme_vision.mistakes:averaged returns probabilities (the outputs of "
+            "every image sum to 1) that are not the result of a softmax at its end",
         ),
         (
-            {"model": "acme_vision.mistakes:subclassed"},
-            "train.model: acme_vision.mistakes:subclassed ends in softmax (the outputs of every",
+            {"model": "acme_vision.mistakes:WithoutArguments"},
+            "3 were given. It is called as WithoutArguments(image_shape, num_classes, **model_para",
+        ),
+        (
+            {
+                "model": "acme_vision.endings:Subclassed",
+                "model_parameters": {"width": 3},
+            },
+            "unexpected keyword argument 'width'. It is called as Subclassed(image_shape,",
         ),
         (
             {"model": "acme_vision.mistakes:one_output_too_many"},
@@ -211,6 +213,8 @@ def test_one_batch_shows_what_would_be_found_after_the_training(user_package, op
     [
         {"loss": "acme_vision.objectives:focal_loss", "metrics": ["acme_vision.objectives:top3"]},
         {"model": "acme_vision.nets:normalized"},
+        {"model": "acme_vision.endings:layer", "loss": "acme_vision.objectives:focal_loss"},
+        {"model": "acme_vision.endings:Subclassed", "model_parameters": {"penalty": 0.1}},
         {"model": "dense", "model_parameters": {"units": 3}},
     ],
 )

@@ -242,10 +242,7 @@ def _find_named_input(config: PipelineConfig, source: str) -> Input:
         return make_path_input(path)
     kind, _, name = source.partition(" ")
     if kind == "weights":
-        try:
-            return find_bundle(config.root, name).as_input
-        except ConfigError as error:
-            raise ConfigError(f"train.warm_start: {error}") from None
+        return find_bundle(config.root, name)
     number = int(source.removeprefix("version "))
     versions = {version.number: version for version in Registry(config.registry).list_versions()}
     if version := versions.get(number):

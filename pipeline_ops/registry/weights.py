@@ -10,15 +10,16 @@ own source gives for the files of `keras.applications`, so a file from anywhere 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import fnmatch
 import hashlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import NAME, Input, Manifest, ManifestFile, read_manifest
@@ -32,25 +33,25 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.lease import hold_lease
 
-SUFFIXES = (".npz", ".h5", ".keras")
+_SUFFIXES = (".npz", ".h5", ".keras")
 _JOB = "weights"
 """In the place of a job's name in a manifest, which no job has."""
 _ADD_SECONDS = 600.0
+_CURE = "Remove the folder of the bundle, and add the weights again."
 
 
 class BundleFigures(BaseModel):
-    """What a person has said about weights, and what `keras.applications` says about them."""
+    """What is known about weights. `added` is the time in UTC.
+
+    `classes` names the list of the classes of the head, "" if there is none or it is not known.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     license: str
-    source: str = ""
+    source: str
     added: str
-    """The day and the time in UTC."""
-    published: str = ""
-    """The name of the file in the table of `keras.applications`."""
     classes: str = ""
-    """The list of the classes of its head. "" if there is no head, or the list is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +66,11 @@ class Bundle:
     def read(cls, place: StorePath) -> Bundle:
         """Reads the manifest. Raises DataError if there is none, or it is not one of a bundle."""
         manifest = read_manifest(place / NAME)
-        try:
-            figures = BundleFigures.model_validate(manifest.figures)
-            [file] = manifest.files
-        except (ValidationError, ValueError):
-            file = None
-        if file is None or file.stored_at or file.sha256 is None or manifest.job != _JOB:
-            raise DataError(f"{place / NAME} is not the manifest of a bundle of weights. {_CURE}")
-        return cls(place, file, figures)
-
-    @property
-    def as_input(self) -> Input:
-        """The input of a training. Its digest is the SHA-256, as for a file on a disk."""
-        return Input(uri=str(self.place / NAME), digest=str(self.file.sha256))
+        with contextlib.suppress(ValueError):  # a ValidationError is one
+            [file], figures = manifest.files, BundleFigures.model_validate(manifest.figures)
+            if file.sha256 and not file.stored_at and manifest.job == _JOB:
+                return cls(place, file, figures)
+        raise DataError(f"{place / NAME} is not the manifest of a bundle of weights. {_CURE}")
 
     def check(self) -> None:
         """Reads the whole file. Raises DataError if it is missing or differs from the manifest."""
@@ -94,14 +87,10 @@ class Bundle:
             )
 
 
-_CURE = "Remove the folder of the bundle, and add the weights again."
+class Published(NamedTuple):
+    """A file of `keras.applications`: its name or a pattern, and the checksum in Keras's source.
 
-
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """One row of the table of `keras.applications`. `name` may be a pattern.
-
-    `checksum` is an MD5 or a SHA-256 in hex digits, as in Keras's source. "" if it has none.
+    The checksum is an MD5 or a SHA-256, "" if there is none. `classes` as in `BundleFigures`.
     """
 
     name: str
@@ -110,12 +99,10 @@ class Published:
 
     def check(self, file: Path) -> None:
         """Raises ConfigError if a file is not the published one."""
-        if not self.checksum:
-            return
         kind = "sha256" if len(self.checksum) == 64 else "md5"
         with open(file, "rb") as opened:
             found = hashlib.file_digest(opened, kind).hexdigest()
-        if found != self.checksum:
+        if self.checksum and found != self.checksum:
             raise ConfigError(
                 f"{file} has the {kind.upper()} {found}, and Keras names {self.checksum} for "
                 f"{self.name}. Get the file again, or correct --published. Nothing was stored."
@@ -133,50 +120,50 @@ def find_published(name: str) -> Published:
     table = read_published()
     if row := next((each for each in table if fnmatch.fnmatchcase(name, each.name)), None):
         return row
-    raise ConfigError(
-        f"--published {name}: Keras publishes no file of this name; "
-        f"{suggest_name(name, [each.name for each in table])}."
-    )
+    hint = suggest_name(name, [each.name for each in table])
+    raise ConfigError(f"--published {name}: Keras publishes no such file; {hint}.")
 
 
-def list_bundles(root: StorePath) -> Iterator[Bundle | DataError]:
-    """Yields the bundles by name. A DataError takes the place of an unreadable one."""
+def list_bundles(root: StorePath) -> list[StorePath]:
+    """Lists the folders of the bundles, by name."""
     folder = root / "weights"
-    for entry in folder.find_in_folders(NAME):
-        try:
-            yield Bundle.read((folder / entry.name).parent)
-        except DataError as error:
-            yield error
+    return [folder / entry.name.removesuffix(f"/{NAME}") for entry in folder.find_in_folders(NAME)]
 
 
-def find_bundle(root: StorePath, name: str) -> Bundle:
-    """Finds a bundle by name. Raises ConfigError if there is none, with the nearest name."""
-    place = root / "weights" / name
-    if (place / NAME).exists():
-        return Bundle.read(place)
-    folder = root / "weights"
-    known = [entry.name.partition("/")[0] for entry in folder.find_in_folders(NAME)]
-    hint = f"; {suggest_name(name, known)}" if known else ""
+def find_bundle(root: StorePath, name: str) -> Input:
+    """Finds the bundle that a config names. Its digest is the SHA-256, as of a file on a disk.
+
+    Raises ConfigError with the nearest name if there is none.
+    """
+    places = {place.name: place for place in list_bundles(root)}
+    if place := places.get(name):
+        return Input(uri=str(place / NAME), digest=str(Bundle.read(place).file.sha256))
+    hint = f"; {suggest_name(name, places)}" if places else ""
     raise ConfigError(
-        f"there are no weights {name} in {folder}{hint}. `trainyard weights add` adds them."
+        f"train.warm_start: there are no weights {name} in {root}/weights{hint}. `trainyard "
+        "weights add` adds them."
     )
 
 
 def add_bundle(
-    root: StorePath, name: str, file: Path, figures: BundleFigures, sha256: str | None = None
+    root: StorePath,
+    name: str,
+    file: Path,
+    figures: BundleFigures,
+    sha256: str | None = None,
+    published: Published | None = None,
 ) -> bool:
     """Copies a file into the store. Returns False if the bundle holds the same content already.
 
-    Raises ConfigError if the name or the file cannot be used, the file has another SHA-256, or the
+    Raises ConfigError if the name or the file cannot be used, the file has another checksum, or the
     bundle holds another content.
     """
     if not re.fullmatch(BUNDLE_NAME, name):
         raise ConfigError(
-            f"{name}: a name of weights has small letters, digits, dots, - and _, and begins with "
-            "a letter or a digit."
+            f"{name}: a name of weights is like resnet50 or cells_v2.1, in lower case."
         )
-    if file.suffix not in SUFFIXES or not file.is_file():
-        raise ConfigError(f"{file}: must be a file whose name ends in {', '.join(SUFFIXES)}.")
+    if file.suffix not in _SUFFIXES or not file.is_file():
+        raise ConfigError(f"{file}: must be a file whose name ends in {', '.join(_SUFFIXES)}.")
     with open(file, "rb") as opened:
         found = compute_checksums(opened)
     if sha256 not in (None, found.sha256):
@@ -184,6 +171,8 @@ def add_bundle(
             f"{file} has the SHA-256 {found.sha256}, and not {sha256}. Get the file again, or "
             "correct --sha256. Nothing was stored."
         )
+    if published:
+        published.check(file)
     place, path = root / "weights" / name, parse_relative_path(file.name)
     fingerprint = Fingerprint(config={}, inputs={}, code={}, versions={})
     manifest = Manifest(

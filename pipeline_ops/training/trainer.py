@@ -171,17 +171,11 @@ class Trainer:
 
     def _find_frozen(self) -> set[int]:
         """Finds the weights that do not learn in the running epoch, by their positions."""
-        weights, state = self.loop.model.weights, self.state
-        epoch, options = len(state.history), self.config.freeze
-        ends = {pattern: MAX_EPOCHS if end is None else end for pattern, end in options.items()}
-        found = {
-            position
-            for position, each in enumerate(weights)
-            if epoch < (find_match(each.path, ends) or 0)
-        }
-        if state.new_weights and epoch < self.config.freeze_epochs:
-            found |= set(range(len(weights))).difference(state.new_weights)
-        return found
+        config, epoch, new = self.config, len(self.state.history), self.state.new_weights
+        paths = dict(enumerate(each.path for each in self.loop.model.weights))
+        ends = {pattern: end or MAX_EPOCHS for pattern, end in config.freeze.items()}
+        found = {number for number in paths if epoch < (find_match(paths[number], ends) or 0)}
+        return found | (paths.keys() - new if new and epoch < config.freeze_epochs else set())
 
     def _take_steps(self, max_steps: int) -> StepResult:
         """Takes at most the given number of steps in one call, and counts them and skipped ones."""

@@ -57,8 +57,7 @@ def read_warm_start(
     ConfigError if less than half of the model matches, and DataError if the URI cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
-    names = [variable.path for variable in model.weights]
-    outside: list[str] = []
+    names, outside = [variable.path for variable in model.weights], list[str]()
     try:
         if path.suffix in (".h5", ".keras"):
             source, outside = _read_with_keras(path, build(), names)
@@ -103,25 +102,18 @@ def match_weights(
     if not taken.issuperset(head):  # it has another number of classes
         taken.difference_update(head)
     body = [name for name in names if name not in head and name not in outside]
-    missing = [name for name in body if name not in taken]
-    total, lacking = (sum(own[name].size for name in each) for each in (body, missing))
-    text = ""
+    missing, text = [name for name in body if name not in taken], ""
     if missing:
-        text = (
-            f"{1 - lacking / total:.0%} of the parameters besides the head: "
-            f"{_list_layers(name for name in body if name in taken)}"
-        )
-    if 2 * lacking > total:
-        first = missing[0]
-        problem = (
-            f"of the shape {found[first].shape}, and not {own[first].shape}"
-            if first in found
-            else "not there"
-        )
-        raise ConfigError(
-            f"train.warm_start: {location} fits less than half of the model, {text}. It does not "
-            f"fit {_list_layers(missing)}. The first weight, {first}, is {problem}. {_REMEDY}"
-        )
+        total, lacking = (sum(own[name].size for name in each) for each in (body, missing))
+        layers, first = _list_layers(name for name in body if name in taken), missing[0]
+        text = f"{1 - lacking / total:.0%} of the parameters besides the head: {layers}"
+        if 2 * lacking > total:
+            problem = f"has the shape {found[first].shape}" if first in found else "is not there"
+            raise ConfigError(
+                f"train.warm_start: {location} fits less than half of the model, {text}. It does "
+                f"not fit {_list_layers(missing)}. The first weight, {first} of the shape "
+                f"{own[first].shape}, {problem}. {_REMEDY}"
+            )
     weights = [found[name] if name in taken else own[name] for name in names]
     return WarmStart(weights, tuple(name for name in names if name not in taken), text)
 

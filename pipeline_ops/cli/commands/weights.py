@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.registry.weights import (
+    Bundle,
     BundleFigures,
     add_bundle,
     find_published,
@@ -27,7 +27,6 @@ Add, list and verify weights in the store, for `train.warm_start: weights NAME`.
 Nothing is downloaded. Keras's source names the addresses of its files.
 
 Examples:
-  trainyard weights published                    list the files of Keras
   trainyard weights add vgg vgg.h5 --root s3://bucket/path --license CC-BY-4.0 \\
       --published vgg16_weights_tf_dim_ordering_tf_kernels_notop.h5
   trainyard weights list --config digits.yaml    list what the store has
@@ -43,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="File: .npz, .h5 or .keras.")
     _add_root(parser)
     parser.add_argument(
-        "--sha256", metavar="HEX", type=_parse_sha256, help="SHA-256 that the file must have."
+        "--sha256", metavar="HEX", type=str.lower, help="SHA-256 that the file must have."
     )
     parser.add_argument(
         "--published",
@@ -53,9 +52,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--license", metavar="TEXT", required=True, help="License of the weights, to record."
     )
-    parser.add_argument(
-        "--source", metavar="TEXT", default="", help="Origin of the file, to record."
-    )
+    parser.add_argument("--source", metavar="TEXT", help="Origin of the file, to record.")
     parser = add_command(actions, list_weights, "list")
     _add_root(parser)
     parser = add_command(actions, verify)
@@ -74,39 +71,30 @@ def add(arguments: argparse.Namespace) -> int:
 
     The checksum is that of --sha256, of --published, or both.
     """
-    file = arguments.file
     published = find_published(arguments.published) if arguments.published else None
     if not arguments.sha256 and not (published and published.checksum):
         reason = f": Keras has no checksum for {published.name}" if published else " or --published"
         raise ConfigError(f"weights add: pass --sha256{reason}.")
     figures = BundleFigures(
         license=arguments.license,
-        source=arguments.source,
+        source=arguments.source or arguments.published or "",
         added=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        published=arguments.published or "",
         classes=published.classes if published else "",
     )
-    if published and file.is_file():
-        published.check(file)
-    is_new = add_bundle(_open_root(arguments), arguments.name, file, figures, arguments.sha256)
+    root, sha256 = _open_root(arguments), arguments.sha256
+    is_new = add_bundle(root, arguments.name, arguments.file, figures, sha256, published)
     print(f"{'added' if is_new else 'exists already'}: train.warm_start: weights {arguments.name}")
     return ExitCode.SUCCESS
 
 
 def list_weights(arguments: argparse.Namespace) -> int:
-    """List the weights in the store, with size, checksum, license and origin."""
+    """List the weights in the store, with file, size, checksum, license and origin."""
     root = _open_root(arguments)
-    bundles = list(list_bundles(root))
-    for each in bundles:
-        if isinstance(each, DataError):
-            print(f"cannot be read: {each}")
-            continue
-        figures, file = each.figures, each.file
-        print(f"{each.place.name}  {file.path}  {file.num_bytes / 2**20:,.1f} MiB")
-        print(f"    sha256 {file.sha256}, license {figures.license}, added {figures.added} UTC")
-        for label, value in (("from", figures.source), ("classes", figures.classes)):
-            if value:
-                print(f"    {label} {value}")
+    bundles = [Bundle.read(place) for place in list_bundles(root)]
+    for name, file, figures in ((each.place.name, each.file, each.figures) for each in bundles):
+        print(f"{name}  {file.path}  {file.num_bytes / 2**20:,.1f} MiB  sha256 {file.sha256}")
+        facts = (f"license {figures.license}", f"added {figures.added} UTC", figures.source)
+        print(f"  {'  '.join(filter(None, (*facts, figures.classes)))}")
     if not bundles:
         print(f"{root}: no weights")
     return ExitCode.SUCCESS
@@ -115,12 +103,10 @@ def list_weights(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Read all weights in the store, and compare them with their checksums."""
     status = ExitCode.SUCCESS
-    for each in list_bundles(_open_root(arguments)):
+    for place in list_bundles(_open_root(arguments)):
         try:
-            if isinstance(each, DataError):
-                raise each
-            each.check()
-            print(f"{each.place.name}: unchanged")
+            Bundle.read(place).check()
+            print(f"{place.name}: unchanged")
         except DataError as error:
             status = error.exit_code
             print(error, file=sys.stderr)
@@ -136,9 +122,3 @@ def list_published(_arguments: argparse.Namespace) -> int:
 
 def _open_root(arguments: argparse.Namespace) -> StorePath:
     return load_config(arguments.config).root if arguments.config else open_root(arguments.root)
-
-
-def _parse_sha256(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", text.lower()):
-        raise argparse.ArgumentTypeError(f"must be 64 hex digits, got {text}")
-    return text.lower()

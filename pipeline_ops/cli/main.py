@@ -26,6 +26,7 @@ from pipeline_ops.cli.commands import (
     serve,
     ui,
     validate,
+    weights,
 )
 from pipeline_ops.cli.commands.run import Stopped
 from pipeline_ops.errors import TrainyardError
@@ -40,6 +41,7 @@ _COMMANDS = (
     doctor,
     explain,
     models,
+    weights,
     gc,
     serve,
     reference,

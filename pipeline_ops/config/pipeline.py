@@ -40,7 +40,7 @@ from pipeline_ops.config.reading import ConfigFile, ConfigText
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
-from pipeline_ops.config.train import PUBLISHED_MODEL_PATTERN, Train
+from pipeline_ops.config.train import STORED_WEIGHTS_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import is_remote, open_near, open_root
@@ -257,9 +257,9 @@ class PipelineConfig(Section):
 
     @property
     def weights_path(self) -> Path | None:
-        """The file or the folder of `train.warm_start`. None for a published model."""
+        """The file or the folder of `train.warm_start`. None for weights in the store."""
         source = self.train.warm_start
-        if source is None or re.fullmatch(PUBLISHED_MODEL_PATTERN, source):
+        if source is None or re.fullmatch(STORED_WEIGHTS_PATTERN, source):
             return None
         return self.resolve_path(source)
 

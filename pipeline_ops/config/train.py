@@ -299,9 +299,13 @@ Strategy = Literal[
 MAX_EPOCHS = 100_000
 HOSTS_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """A plain name, so that the path stays in the folder `hosts/`."""
-PUBLISHED_MODEL_PATTERN = "champion|version [1-9][0-9]{0,8}"
-"""The weights that a run may begin with: a published model of this pipeline, never a path."""
-PUBLISHED_MODEL_DESCRIPTION = "champion, or a published version such as `version 3`"
+BUNDLE_NAME = "[a-z0-9][a-z0-9_.-]{0,62}"
+STORED_WEIGHTS_PATTERN = f"champion|version [1-9][0-9]{{0,8}}|weights {BUNDLE_NAME}"
+"""The weights that a run may begin with: a published model of this pipeline, or a bundle of weights
+in its store, never a path."""
+STORED_WEIGHTS_DESCRIPTION = (
+    "champion, a published version such as `version 3`, or a bundle such as `weights resnet50`"
+)
 
 
 class EarlyStopping(Section):
@@ -417,15 +421,19 @@ class Train(TaskSection):
         rank=5,
         is_operational=True,
         is_path=True,
-        run_pattern=PUBLISHED_MODEL_PATTERN,
-        run_pattern_description=PUBLISHED_MODEL_DESCRIPTION,
+        run_pattern=STORED_WEIGHTS_PATTERN,
+        run_pattern_description=STORED_WEIGHTS_DESCRIPTION,
     )
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
-    of the published ones, or the path of a SavedModel's folder or of a file of weights (.npz, .h5
-    or .keras). The head is left out if it has another number of classes."""
+    of the published ones, `weights NAME` for a bundle of `trainyard weights add`, or the path of a
+    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out if it
+    has another number of classes."""
     freeze_epochs: int = per_run_field(0, ge=0, le=MAX_EPOCHS, is_advanced=True)
     """The number of first epochs in which the weights that `warm_start` has set do not change. Only
     the others, such as a head for other classes, learn."""
+    freeze: dict[str, Annotated[int, Field(ge=1, le=MAX_EPOCHS)] | None] = advanced_field({})
+    """The number of first epochs in which the weights that match a pattern do not change,
+    `{"*conv1*": 5, "*bn*": null}`. Null is all epochs. The first match counts."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
@@ -646,6 +654,17 @@ class Train(TaskSection):
                 "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
                 "Use bfloat16."
             )
+        for name in ("freeze_epochs", "freeze"):
+            if getattr(self, name) and self.strategy in ("parameter_server", "dtensor"):
+                raise ValueError(
+                    f"{name} is not for {self.strategy}, whose weights are sharded. "
+                    f"Use multi_worker_mirrored, or leave {name} out."
+                )
+        if late := [pattern for pattern, end in self.freeze.items() if end and end >= self.epochs]:
+            raise ValueError(
+                f"freeze: {late[0]} must thaw before the end of the training (epochs: "
+                f"{self.epochs}), got {self.freeze[late[0]]}. Use null to freeze them for good."
+            )
         if not self.freeze_epochs:
             return
         if self.warm_start is None:
@@ -657,11 +676,6 @@ class Train(TaskSection):
             raise ValueError(
                 f"freeze_epochs must be smaller than epochs ({self.epochs}), got "
                 f"{self.freeze_epochs}. All weights learn in the epochs after it."
-            )
-        if self.strategy in ("parameter_server", "dtensor"):
-            raise ValueError(
-                f"freeze_epochs is not for {self.strategy}, whose weights are sharded. "
-                "Use multi_worker_mirrored, or freeze_epochs: 0."
             )
 
     def _validate_labels(self) -> None:

@@ -342,6 +342,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     ],
     "train.warm_start": [{"train.warm_start": "champion"}, {"train.warm_start": "version 3"}],
     "train.freeze_epochs": [{"train.freeze_epochs": 1, "train.warm_start": "champion"}],
+    "train.freeze": [{"train.freeze": {"*kernel": 1}}, {"train.freeze": {"*logits/bias": None}}],
     "train.early_stopping": [
         {"train.early_stopping": {"monitor": "validation_loss", "patience_epochs": 1}},
         {"train.early_stopping": {"monitor": "validation_accuracy", "min_delta": 0.5}},

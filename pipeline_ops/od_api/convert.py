@@ -218,7 +218,10 @@ def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
         source["class_names"] = _read_class_names(path)
-    num_examples = sum(map(_count_records, sorted(_find_files(train))))
+    files = sorted(_find_files(train))
+    num_examples = sum(map(_count_records, files))
+    if files and not num_examples:
+        raise ConfigError(f"{files[0]} has no record. Correct the paths of train_input_reader.")
     return source, _choose_split(config, bool(test), num_examples)
 
 
@@ -344,9 +347,10 @@ def _find_common_folder(paths: Sequence[str]) -> str:
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
+        missing = next((f"There is no {path}. " for path in paths if not glob.glob(path)), "")
         raise ConfigError(
-            f"pipeline.config: records and label map have no folder in common but {folder}. "
-            f"Move or link them into one: {', '.join(paths)}"
+            f"pipeline.config: {missing}Records and label map have no folder in common but "
+            f"{folder}. Correct the paths, or link the files into one folder: {', '.join(paths)}"
         )
     return folder
 

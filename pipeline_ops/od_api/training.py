@@ -367,6 +367,11 @@ def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[st
             "model.faster_rcnn becomes retinanet, the nearest: it has one stage "
             "and does not classify proposals a second time"
         )
+    elif model.message("anchor_generator").has("ssd_anchor_generator"):
+        config.note_loss(
+            "model.ssd with ssd_anchor_generator becomes retinanet, the nearest: it has other "
+            "anchors, a pyramid with levels 3 to 7 and larger heads, so a step takes much longer"
+        )
     else:
         config.note(
             "model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss, "

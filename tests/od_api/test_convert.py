@@ -334,6 +334,32 @@ def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
 
 
 @pytest.mark.parametrize(
+    ("extractor", "backbone"),
+    [
+        ("ssd_mobilenet_v2_fpn_keras", "MobileNetV2"),
+        ("ssd_mobiledet_cpu", "MobileNetV2"),
+        ("ssd_spaghettinet", "MobileNetV2"),
+        ("ssd_efficientnet-b3_bifpn_keras", "EfficientNetB0"),
+        ("ssd_inception_v2", "ResNet50"),
+    ],
+)
+def test_the_nearest_backbone_is_noted_if_it_is_another_one(tmp_path, extractor, backbone):
+    text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
+    found = converted(tmp_path, text.replace("ssd_resnet50_v1_fpn_keras", extractor))
+    assert found.sections["train"]["model_parameters"]["backbone"] == backbone
+    noted = any(f"{extractor} becomes the backbone {backbone}" in note for note in found.notes)
+    assert noted == (extractor != "ssd_mobilenet_v2_fpn_keras")
+
+
+def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
+        "ssd {", "ssd { anchor_generator { ssd_anchor_generator { num_layers: 6 } }"
+    )
+    first = converted(tmp_path, text).losses[0]
+    assert first.startswith("model.ssd with ssd_anchor_generator becomes retinanet")
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         (("ssd {", "deepmac {"), "model must be ssd, faster_rcnn or center_net"),
@@ -350,7 +376,7 @@ def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
             "in local folders are converted. Copy or mount them",
         ),
         (("train_input_reader", "some_reader"), "there is no train_input_reader"),
-        (('"data/train.record"', '"/train.record"'), "have no folder in common but /"),
+        (('"data/train.record"', '"/train.record"'), "no /train.record. .*folder in common but /."),
         (('"data/eval.record"', '"data/train.record"'), "both read .*/data/train.record, so the"),
         (
             ("constant_learning_rate { }", "exponential_decay_learning_rate { decay_steps: 0 }"),
@@ -390,6 +416,30 @@ def test_sharded_records_are_counted_under_all_their_names(api_folder, train):
     (api_folder / "pipeline.config").write_text(with_paths(SSD, api_folder, train))
     split = convert(api_folder / "pipeline.config").sections["preprocess"]["split"]
     assert split == {"train": 0.86, "validation": 0.14, "test": 0}  # about 5 of 36
+
+
+def test_record_files_without_records_are_named(api_folder):
+    for file in api_folder.glob("train.record-*"):
+        file.write_bytes(b"")
+    with pytest.raises(ConfigError, match="train.record-00000-of-00002 has no record. Correct"):
+        convert(api_folder / "pipeline.config")
+
+
+def test_equal_label_maps_under_two_paths_are_one(api_folder):
+    """An empty path is none."""
+    file, labels = api_folder / "pipeline.config", api_folder / "labels.pbtxt"
+    other = api_folder / "other.pbtxt"
+    other.write_bytes(labels.read_bytes())
+    first, second = file.read_text().split(f'eval_input_reader {{\n  label_map_path: "{labels}')
+    text = f'{first}eval_input_reader {{\n  label_map_path: "%s{second}'
+    for path in (other, ""):
+        file.write_text(text % path)
+        source = convert(file).sections["preprocess"]["source"]
+        assert source["label_map"] == "labels.pbtxt" and len(source["class_names"]) == 10
+    other.write_text("item { id: 1 name: 'cat' }")
+    file.write_text(text % other)
+    with pytest.raises(ConfigError, match="the readers have different label maps"):
+        convert(file)
 
 
 @pytest.mark.parametrize("content", [b"not a record at all, and long enough", b"\x05"])

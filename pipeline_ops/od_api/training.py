@@ -98,9 +98,10 @@ def _convert_optimizer(config: ConfigReader, section: ConfigReader) -> dict[str,
         converted["clip"] = {"global_norm": clip}
     evaluation = config.message("eval_config")
     has_average = optimizer.take("use_moving_average", bool, True)
-    decay = optimizer.take("moving_average_decay", float, 0.9999, _OPTIMIZER["average_weights"])
+    decay = optimizer.take("moving_average_decay", float, 0.9999)
     if evaluation.take("use_moving_averages", bool, False) and has_average:
-        converted["average_weights"] = decay
+        bounds = _OPTIMIZER["average_weights"]
+        converted["average_weights"] = optimizer.take("moving_average_decay", float, decay, bounds)
     elif optimizer.has("moving_average_decay"):
         section.note(
             f"{optimizer.path('moving_average_decay')}: {decay:g} has no effect, because the API "
@@ -186,13 +187,18 @@ def _convert_exponential(inner: ConfigReader) -> dict[str, Any]:
 
 
 def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
-    """Converts rates from given steps on. The API also demands that these steps ascend."""
+    """Converts rates from given steps on, which must ascend.
+
+    A rate from step 0 on, as in old configs, replaces the initial one.
+    """
     items, at_least_0 = inner.messages("schedule"), _EXPONENTIAL["warmup_factor"]
     steps = [item.take("step", int, 0) for item in items]
     rates = [inner.take("initial_learning_rate", float, _DEFAULT_RATE, at_least_0)]
     rates += [item.take("learning_rate", float, _DEFAULT_RATE, at_least_0) for item in items]
-    if steps != sorted({0, *steps})[1:]:
-        raise ConfigError(f"{inner.format_location('schedule')}: steps must be above 0 and ascend")
+    if steps != sorted(set(steps)) or min(steps, default=0) < 0:
+        raise ConfigError(f"{inner.format_location('schedule')}: the steps must ascend")
+    if 0 in steps:
+        del steps[0], rates[0]
     schedule: dict[str, Any] = {"type": "constant"}
     base_of = "initial_learning_rate"
     if inner.take("warmup", bool, False) and steps:

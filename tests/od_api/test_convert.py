@@ -391,6 +391,13 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
             r"initial_learning_rate: the learning rate must be above 0, got 0. For a warm-up",
         ),
         (
+            (
+                "constant_learning_rate { }",
+                "manual_step_learning_rate { schedule { step: 9 } schedule { step: 8 } }",
+            ),
+            r"pipeline.config:4:\d+: .*manual_step_learning_rate.schedule: the steps must ascend",
+        ),
+        (
             ("train_input_reader {", "train_input_reader { label_map_path: 'data/none.pbtxt'"),
             "cannot read .*none.pbtxt: No such file",
         ),
@@ -544,7 +551,9 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     )
     assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
     epochs = read_manifest(made["train"]).figures["history"]
-    assert len(epochs) == 3 and all(math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs)
+    assert epochs[-1]["step"] == 8 and all(
+        math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs
+    )
 
 
 @pytest.mark.training

@@ -298,6 +298,8 @@ RATES = [
     ),
     (stairs((500, 0.01), initial_learning_rate=0.1), manual(0.1, (500, 0.01))),
     (stairs((500, 0.01), (800, 0.0)), manual(0.002, (500, 0.01), (800, 0.0))),
+    # Only an old version of the API takes a rate from step 0 on.
+    (stairs((0, 0.03), (500, 0.01)), manual(0.03, (500, 0.01))),
     (
         stairs((50, 0.1), (800, 0.01), initial_learning_rate=0.01, warmup=True),
         manual(0.01, (50, 0.1), (800, 0.01), warmup=True),

@@ -490,7 +490,7 @@ class Train(TaskSection):
         """Returns the number of epochs of a training split, with the one that `steps` cuts off."""
         limits = [self.max_epochs] if self.max_epochs else []
         if self.steps:
-            limits.append((self.steps - 1) * self.global_batch_size // num_examples + 1)
+            limits.append((self.steps - 1) * self.global_batch_size // max(1, num_examples) + 1)
         return min(limits)
 
     @property

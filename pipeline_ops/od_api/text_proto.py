@@ -364,10 +364,6 @@ class ConfigReader:
         return rest
 
     @property
-    def is_empty(self) -> bool:
-        return not self._message.fields
-
-    @property
     def field_names(self) -> list[str]:
         return [field.name for field in self._message.fields]
 

@@ -472,11 +472,13 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
 
 def _take_fixed_settings(model: ConfigReader) -> None:
     for message, settings in _FIXED_SETTINGS.items():
-        reader = model.message(message) if message else model
+        parent, _, name_of_message = message.rpartition(".")
+        outer = model.message(parent) if parent else model
+        reader = outer.message(name_of_message) if message else model
         for name, expected in settings.items():
             reader.take_equal(name, *(expected if isinstance(expected, tuple) else (expected,)))
             default = _OTHER_DEFAULTS.get(f"{message}.{name}")
-            if default is not None and not reader.is_empty and not reader.has(name):
+            if default is not None and outer.has(name_of_message) and not reader.has(name):
                 model.note_loss(
                     f"{reader.path(name)} is {default} by default, and {expected} in our model"
                 )

@@ -351,6 +351,37 @@ def test_the_nearest_backbone_is_noted_if_it_is_another_one(tmp_path, extractor,
     assert noted == (extractor != "ssd_mobilenet_v2_fpn_keras")
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("matcher { argmax_matcher { } }", "unmatched_threshold is 0.5 by default, and 0.4 in our"),
+        (
+            "matcher { argmax_matcher { } }",
+            "force_match_for_each_row is False by default, and True",
+        ),
+        ("matcher { argmax_matcher { unmatched_threshold: 0.4 } }", None),
+        ("matcher { bipartite_matcher { } }", None),
+        (
+            "anchor_generator { multiscale_anchor_generator { anchor_scale: 3 } }",
+            "scales_per_octave is 2 by default, and 3 in our model",
+        ),
+        ("post_processing { batch_non_max_suppression { } }", "iou_threshold is 0.6 by default"),
+        ("post_processing { }", "post_processing.score_converter is IDENTITY by default, and SIG"),
+        (
+            "box_predictor { weight_shared_convolutional_box_predictor { } }",
+            "class_prediction_bias_init is 0.0 by default, and -4.6 in our model",
+        ),
+    ],
+)
+def test_a_default_of_the_api_that_our_model_has_otherwise_is_listed(tmp_path, fields, message):
+    text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
+    losses = converted(tmp_path, text.replace("ssd {", f"ssd {{ {fields}")).losses
+    if message is None:
+        assert not any("unmatched_threshold" in loss for loss in losses)
+    else:
+        assert any(message in loss for loss in losses)
+
+
 def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
     text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
         "ssd {", "ssd { anchor_generator { ssd_anchor_generator { num_layers: 6 } }"

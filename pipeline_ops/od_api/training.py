@@ -465,6 +465,10 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
             f"{parameters['width']} and {parameters['depth']}"
         )
     anchors = model.message("anchor_generator.multiscale_anchor_generator")
+    box_loss = model.message("loss.localization_loss")
+    if box_loss.has("weighted_giou"):
+        box_loss.mark_taken("weighted_giou")
+        parameters["box_loss"] = "giou"
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
     return parameters

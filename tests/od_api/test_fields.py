@@ -1,18 +1,21 @@
 """Every field of the Object Detection API's messages, and what the importer does with it.
 
-The expected values are those of an independent parse by protobuf's text format with the API's
-definitions, and of the API's formulas for learning rates.
+The values and learning rates here were compared with those that protobuf's text format reads with
+the API's definitions, and that the API's own schedules compute.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from od_api_fields import CARRIED_OVER, CHANGES_THE_RESULT, NETWORK, WITHOUT_EFFECT
+from od_api_files import CENTER_NET
+from od_api_files import SSD as SAMPLE_SSD
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.od_api.convert import ConvertedConfig, convert
@@ -186,7 +189,10 @@ CASES = [
         {"preprocess.source.parts.1": {"files": "other.record", "split": "test"}},
     ),
     (
-        {f"{READER}.label_map_path": "data/labels.pbtxt"},
+        {
+            f"{READER}.label_map_path": "data/labels.pbtxt",
+            "eval_input_reader.label_map_path": "data/labels.pbtxt",
+        },
         {
             "preprocess.source.label_map": "labels.pbtxt",
             "preprocess.source.class_names": ["cat", "dog"],
@@ -210,6 +216,8 @@ CASES = [
         {f"{SSD}.anchor_generator.multiscale_anchor_generator.anchor_scale": 3.0},
         model(anchor_scale=3.0),
     ),
+    ({f"{SSD}.loss.localization_loss.weighted_giou": {}}, model(box_loss="giou")),
+    ({f"{SSD}.loss.localization_loss.weighted_smooth_l1": {}}, model(box_loss=None)),
     ({f"{SSD}.freeze_batchnorm": True}, model(frozen_batch_normalization=True)),
     ({f"{SSD}.freeze_batchnorm": False}, model(frozen_batch_normalization=False)),
     (RCNN, model(backbone="ResNet101", frozen_batch_normalization=True)),
@@ -219,6 +227,17 @@ CASES = [
     ),
     ({"model.center_net.num_classes": 3}, {"train.model": "center_detector"}),
     ({f"{SSD}.num_classes": 3}, {"train.model": "retinanet"}),
+    ({"model.faster_rcnn.num_classes": 3}, {"train.model": "retinanet"}),
+    (
+        {
+            f"{SSD}.matcher.argmax_matcher.force_match_for_each_row": True,
+            f"{SSD}.similarity_calculator.iou_similarity": {},
+            f"{SSD}.encode_background_as_zeros": True,
+            f"{SSD}.loss.classification_loss.weighted_sigmoid_focal.alpha": 0.25,
+            f"{TRAIN}.sync_replicas": True,
+        },
+        {"train.model": "retinanet"},  # which has these settings
+    ),
     ({"eval_config.metrics_set": "coco_detection_metrics"}, {"train.model": "retinanet"}),
 ]
 
@@ -477,6 +496,24 @@ def test_a_field_is_carried_over_or_listed_where_it_belongs(convert_fields, kind
     assert wrong == {}
 
 
+def get_field(path: str) -> str:
+    """Returns the field without the place of its message: `fpn.additional_layer_depth`."""
+    return ".".join(re.sub(r"\[\d+\]", "", path).split(".")[-2:])
+
+
 def test_each_field_is_in_one_list():
     fields = [leaf.path for text in LISTS.values() for leaf in list_leaves(text)]
     assert sorted(set(fields)) == sorted(fields)
+
+
+def test_the_configs_together_set_every_field_that_is_carried_over():
+    are_set = {get_field(path) for fields, _ in [*CASES, *RATES] for path in BASE | fields}
+    assert {get_field(leaf.path) for leaf in list_leaves(CARRIED_OVER)} <= are_set
+    assert len(CASES) + len(RATES) >= 60
+
+
+def test_every_field_of_the_sample_configs_is_in_a_list():
+    known = {get_field(leaf.path) for text in LISTS.values() for leaf in list_leaves(text)}
+    for text in (SAMPLE_SSD, CENTER_NET):
+        leaves = [each for each in list_leaves(text) if not isinstance(each.value, TextMessage)]
+        assert {get_field(leaf.path) for leaf in leaves} <= known

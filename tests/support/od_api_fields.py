@@ -25,7 +25,10 @@ model {
       weight_shared_convolutional_box_predictor { num_layers_before_predictor: 7 depth: 7 }
     }
     anchor_generator { multiscale_anchor_generator { anchor_scale: 0.25 } }
-    loss { classification_loss { weighted_sigmoid_focal { alpha: 0.25 } } }
+    loss {
+      classification_loss { weighted_sigmoid_focal { alpha: 0.25 } }
+      localization_loss { weighted_giou { } }
+    }
     freeze_batchnorm: true
   }
   faster_rcnn { num_classes: 7 feature_extractor { type: 'x' batch_norm_trainable: true } }
@@ -67,9 +70,13 @@ train_config {
 }
 train_input_reader {
   label_map_path: 'data/labels.pbtxt'
-  tf_record_input_reader { input_path: 'data/x.record' }
+  tf_record_input_reader { input_path: 'data/y.record' }
 }
 eval_config { metrics_set: 'coco_detection_metrics' use_moving_averages: true }
+eval_input_reader {
+  label_map_path: 'data/labels.pbtxt'
+  tf_record_input_reader { input_path: 'data/x.record' }
+}
 """
 """They are in the pipeline."""
 
@@ -144,7 +151,7 @@ model {
       localization_loss {
         weighted_l2 { anchorwise_output: true }
         weighted_smooth_l1 { anchorwise_output: true delta: 0.25 }
-        weighted_iou { } l1_localization_loss { } weighted_giou { }
+        weighted_iou { } l1_localization_loss { }
       }
       classification_loss {
         weighted_sigmoid { anchorwise_output: true }
@@ -302,6 +309,7 @@ eval_config {
   skip_predictions_for_unlabeled_class: true
 }
 graph_rewriter { quantization { delay: 7 weight_bits: 7 activation_bits: 7 symmetric: true } }
+eval_input_reader { sample_1_of_n_examples: 7 max_number_of_boxes: 7 }
 """
 """They are reported first."""
 
@@ -478,5 +486,6 @@ eval_config {
   retain_original_image_additional_channels: true use_dummy_loss_in_eval: true
   keypoint_edge { start: 7 end: 7 }
 }
+eval_input_reader { shuffle: true num_epochs: 1 }
 """
 """They do not change the result."""

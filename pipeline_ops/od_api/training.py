@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline_ops.config.train import Cosine, Exponential, Optimizer, Train
+from pipeline_ops.config.train import Clip, Cosine, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
 
@@ -29,6 +29,7 @@ _ADVICE = {
 _DEFAULT_RATE = 0.002
 _TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
 _EXPONENTIAL, _COSINE = Exponential.model_fields, Cosine.model_fields
+_NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
 
 
 def convert_training(config: ConfigReader) -> dict[str, Any]:
@@ -95,6 +96,8 @@ def _convert_optimizer(config: ConfigReader, section: ConfigReader) -> dict[str,
     converted |= _convert_learning_rate(inner.message("learning_rate"))
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
     if clip > 0:
+        bounds = Clip.model_fields["global_norm"]
+        clip = section.take("gradient_clipping_by_norm", float, clip, bounds)
         converted["clip"] = {"global_norm": clip}
     evaluation = config.message("eval_config")
     has_average = optimizer.take("use_moving_average", bool, True)
@@ -115,25 +118,29 @@ def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dic
 
     With momentum m, a penalty of w * |weights|**2 / 2 moves a weight by 1 / (1 - m) times the rate.
     """
-    weights = sorted(
-        {
-            weight
-            for message in config.message("model").iterate_messages()
-            if message.has("l2_regularizer")
-            and (weight := message.message("l2_regularizer").take("weight", float, 1.0)) > 0
-        }
-    )
+    regularizers = [
+        message.message("l2_regularizer")
+        for message in config.message("model").iterate_messages()
+        if message.has("l2_regularizer")
+    ]
+    weights = {each.take("weight", float, 1.0): each for each in regularizers}
+    weights.pop(0.0, None)
     section = config.message("train_config")
     if not section.take("add_regularization_loss", bool, True) or not weights:
         return {}
-    listed = " and ".join(f"{weight:g}" for weight in weights)
+    listed = " and ".join(f"{weight:g}" for weight in sorted(weights))
     if optimizer["name"] == "adam":
         config.note_loss(
             f"the L2 regularizers with the weight {listed}: adam has no weight decay. "
             "Consider adamw."
         )
         return {}
-    decay = _round(weights[-1] / (1 - optimizer["momentum"]))
+    decay = _round(max(weights) / (1 - optimizer["momentum"]))
+    if not 0 < decay < 1:
+        raise ConfigError(
+            f"{weights[max(weights)].format_location('weight')} makes a weight decay of {decay:g}, "
+            "divided by 1 - momentum, and this must be above 0 and below 1. Correct the weight."
+        )
     config.note(
         f"the L2 regularizers with the weight {listed} become a weight decay of {decay:g} for all "
         "weights: divided by 1 - momentum"
@@ -179,7 +186,7 @@ def _convert_exponential(inner: ConfigReader) -> dict[str, Any]:
     }
     if least := inner.take("min_learning_rate", float, 0.0, _EXPONENTIAL["min_factor"]):
         schedule["min_factor"] = _round(least / rate)
-    burnin = inner.take("burnin_learning_rate", float, 0.0, _EXPONENTIAL["warmup_factor"]) or rate
+    burnin = inner.take("burnin_learning_rate", float, 0.0, _NOT_NEGATIVE) or rate
     if steps := inner.take("burnin_steps", int, 0, _EXPONENTIAL["warmup_steps"]):
         schedule |= {"warmup_steps": steps, "warmup_factor": _round(burnin / rate)}
         schedule["warmup_type"] = "constant"
@@ -191,29 +198,23 @@ def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
 
     A rate from step 0 on, as in old configs, replaces the initial one.
     """
-    items, at_least_0 = inner.messages("schedule"), _EXPONENTIAL["warmup_factor"]
+    items = list(inner.messages("schedule"))
     steps = [item.take("step", int, 0) for item in items]
-    rates = [inner.take("initial_learning_rate", float, _DEFAULT_RATE, at_least_0)]
-    rates += [item.take("learning_rate", float, _DEFAULT_RATE, at_least_0) for item in items]
+    rates = [inner.take("initial_learning_rate", float, _DEFAULT_RATE, _NOT_NEGATIVE)]
+    rates += [item.take("learning_rate", float, _DEFAULT_RATE, _NOT_NEGATIVE) for item in items]
     if steps != sorted(set(steps)) or min(steps, default=0) < 0:
         raise ConfigError(f"{inner.format_location('schedule')}: the steps must ascend")
-    if 0 in steps:
-        del steps[0], rates[0]
     schedule: dict[str, Any] = {"type": "constant"}
-    base_of = "initial_learning_rate"
-    if inner.take("warmup", bool, False) and steps:
-        schedule |= {"warmup_steps": steps.pop(0), "warmup_factor": rates.pop(0)}
-        base_of = "schedule"
-    rate, *rates = rates
-    if rate <= 0:
-        raise ConfigError(
-            f"{inner.format_location(base_of)}: the learning rate must be above 0, got {rate:g}. "
-            "For a warm-up, set warmup: true."
-        )
-    if base_of == "schedule":
-        schedule["warmup_factor"] = _round(schedule["warmup_factor"] / rate)
+    has_warmup = inner.take("warmup", bool, False) and bool(steps)
+    if has_warmup or 0 in steps:
+        rate = _take_rate(items[0], "learning_rate")
+        if warmup := steps.pop(0):
+            schedule |= {"warmup_steps": warmup, "warmup_factor": _round(rates[0] / rate)}
+        del rates[0]
+    else:
+        rate = _take_rate(inner, "initial_learning_rate")
     if steps:
-        factors = [_round(value / rate) for value in rates]
+        factors = [_round(value / rate) for value in rates[1:]]
         schedule |= {"type": "piecewise", "boundaries_steps": steps, "factors": factors}
     return {"learning_rate": rate} | ({"schedule": schedule} if len(schedule) > 1 else {})
 
@@ -226,7 +227,7 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
     rate = _take_rate(inner, "learning_rate_base")
     total = inner.take("total_steps", int, 4_000_000, _COSINE["decay_steps"])
     warmup = inner.take("warmup_steps", int, 10_000, _COSINE["warmup_steps"])
-    begin = inner.take("warmup_learning_rate", float, 2e-4, _COSINE["warmup_factor"])
+    begin = inner.take("warmup_learning_rate", float, 2e-4, _NOT_NEGATIVE)
     hold = inner.take("hold_base_rate_steps", int, 0, _COSINE["hold_steps"])
     if total <= warmup + hold:
         raise ConfigError(
@@ -261,7 +262,9 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                     augmentation["flip_top_bottom"] = True
                     change.take_equal("probability", 0.5)
                 case "random_adjust_brightness":
-                    augmentation["brightness"] = min(1.0, change.take("max_delta", float, 0.2))
+                    augmentation["brightness"] = min(
+                        1.0, change.take("max_delta", float, 0.2, _NOT_NEGATIVE)
+                    )
                 case "random_adjust_contrast" | "random_adjust_saturation":
                     key = name.removeprefix("random_adjust_")
                     augmentation[key] = _convert_factor_range(change, path)

@@ -419,7 +419,7 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
                 "manual_step_learning_rate { initial_learning_rate: 0.0 "
                 "schedule { step: 9 learning_rate: 0.1 } }",
             ),
-            r"initial_learning_rate: the learning rate must be above 0, got 0. For a warm-up",
+            r"pipeline.config:4:\d+: .*initial_learning_rate should be greater than 0, got 0.0",
         ),
         (
             (
@@ -511,7 +511,15 @@ def test_a_file_that_holds_no_records_is_named(api_folder, content):
         ),
         (("height: 128", "height: 20000"), r"resizer.height should be less than or equal to 16384"),
         (("num_steps: 8", "num_steps: 9999999999"), "num_steps should be less than or equal to"),
-        (("weight: 4e-05", "weight: 1.0"), "train.optimizer.weight_decay: input should be less"),
+        (
+            ("weight: 4e-05", "weight: 0.5"),
+            r":\d+:\d+: .*weight makes a weight decay of 5, divided",
+        ),
+        (("by_norm: 10.0", "by_norm: inf"), "gradient_clipping_by_norm should be a finite number"),
+        (
+            ("random_horizontal_flip { }", "random_adjust_brightness { max_delta: -1 }"),
+            "random_adjust_brightness.max_delta should be greater than or equal to 0, got -1",
+        ),
     ],
 )
 def test_a_value_out_of_bounds_is_named_with_its_place_in_the_file(

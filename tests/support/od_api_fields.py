@@ -15,7 +15,7 @@ model {
     }
     feature_extractor {
       type: 'x'
-      conv_hyperparams { regularizer { l2_regularizer { weight: 0.25 } } }
+      conv_hyperparams { regularizer { l2_regularizer { weight: 0.01 } } }
       fpn { additional_layer_depth: 7 }
     }
     matcher { argmax_matcher { force_match_for_each_row: true } }

@@ -50,10 +50,13 @@ from pipeline_ops.storage.store_path import StorePath
 TASKS = ("preprocess", "train", "evaluate", "export")
 
 
+PIPELINE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+
+
 class PipelineConfig(Section):
     """The whole config of a pipeline."""
 
-    pipeline: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    pipeline: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=PIPELINE_PATTERN)
     """The DAG's name."""
     description: str = fixed_field("", READ_WITH_THE_DAG)
     owner: str = fixed_field("trainyard", READ_WITH_THE_DAG, max_length=250, is_advanced=True)

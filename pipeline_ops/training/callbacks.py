@@ -118,7 +118,7 @@ class KerasCallbacks:
     All workers make the same calls here in the same order, because each reads the weights of the
     loop. `model` is compiled, has the loop's weights and optimizer variables in the loop's order,
     and belongs to no strategy. It is None if there are no callbacks. In `folder` a callback writes
-    to relative paths.
+    to relative paths. `params` are those that callbacks get from `fit`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class KerasCallbacks:
         model: keras.Model | None,
         folder: Path,
         is_chief: bool,
-        steps_per_epoch: int,
+        params: Mapping[str, int],
     ):
         self._loop, self._is_chief = loop, is_chief
         self._model: Any = model
@@ -140,7 +140,7 @@ class KerasCallbacks:
             callbacks = load_callbacks(path, arguments, config, config_folder)
             self._lists.append(_NamedList(path, callbacks, folder))
         for each in self._get_own():
-            each.open(model, {"epochs": config.epochs, "steps": steps_per_epoch, "verbose": 1})
+            each.open(model, params)
         self.has_batch_hooks = any(each.has_batch_hooks for each in self._lists)
         """Whether a callback is called for each step, so that each step is a call of its own."""
 
@@ -186,7 +186,7 @@ class KerasCallbacks:
             if _list_trainable(self._model) != trainable:
                 raise ConfigError(
                     f"train.callbacks: {each.path} changes which weights learn. "
-                    "Use train.freeze_epochs."
+                    "Use train.freeze or train.freeze_epochs."
                 )
             changes = self._take_changes(state, keep_weights)
             has_changed_weights |= "the weights" in changes

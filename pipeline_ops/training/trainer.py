@@ -90,7 +90,7 @@ class Trainer:
         self.callbacks.begin(self.state)
         if self.state.step == 0:
             self._save()  # for a divergence in the first steps
-        while len(self.state.history) < self.config.epochs and not self.state.stopped_early:
+        while len(self.state.history) < self.input.num_epochs and not self.state.stopped_early:
             try:
                 self._train_epoch()
             except DivergedError as error:

@@ -232,7 +232,11 @@ def build_trainer(
             build_for_callbacks(config, task, build) if config.callbacks else None,
             Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),
             spec.is_chief,
-            input_pipeline.compute_epoch_end(0),
+            {
+                "epochs": input_pipeline.num_epochs,
+                "steps": input_pipeline.compute_epoch_end(0),
+                "verbose": 1,
+            },
         ),
         TensorboardWriter(folder, config.tensorboard, input_pipeline, task, build_for_serving)
         if spec.is_chief

@@ -154,8 +154,8 @@ def test_a_run_without_a_conf_has_the_authors_config():
 
 
 REFUSED = r"""
-{train.epochs: null}
-    conf train.epochs: must not be null. Leave it out to use the value of the YAML
+{train.seed: null}
+    conf train.seed: must not be null. Leave it out to use the value of the YAML
 {train.epochs: "3"}
     override train.epochs: train.epochs: input should be a valid integer
 {train.epochs: true}

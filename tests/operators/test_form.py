@@ -18,7 +18,7 @@ from pipeline_ops.operators.form import make_form_params
 def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
     params = make_form_params(load_config(DIGITS))
     epochs = params["train.epochs"]
-    assert (epochs.value, epochs.schema["type"]) == (20, "integer")
+    assert (epochs.value, epochs.schema["type"]) == (20, ["null", "integer"])
     assert epochs.description.endswith("At least 1, at most 100000.")
     rate = params["train.optimizer.learning_rate"]
     described = rate.value, rate.schema["type"], rate.schema["title"]

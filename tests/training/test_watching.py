@@ -41,7 +41,7 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
             "own_watchers:Meddler changes the end of the training, so it must run on all workers",
         ),
         ("clumsy", "own_watchers:clumsy raised KeyError in on_epoch_end: 'oh' "),
-        ("Thawer", "own_watchers:Thawer changes which weights learn. Use train.freeze_epochs"),
+        ("Thawer", "own_watchers:Thawer changes which weights learn. Use train.freeze or "),
         ("Hoarder", "own_watchers:Hoarder: there is a set in the attribute 'seen', which a check"),
         ("nothing", "has no function 'nothing'"),
     ],

@@ -27,20 +27,35 @@ CountedMetric = Literal[
 ScoreMetric = Literal["macro_roc_auc", "macro_average_precision", "calibration_error"]
 """Metrics that follow from the probabilities of all examples."""
 ClassMetric = Literal["precision", "recall", "f1", "roc_auc", "average_precision"]
-DetectionMetric = Literal["map", "map_50", "map_75", "map_small", "map_medium", "map_large"]
-"""COCO's metrics, for a detector."""
+DetectionMetric = Literal[
+    "map",
+    "map_50",
+    "map_75",
+    "map_small",
+    "map_medium",
+    "map_large",
+    "mar_1",
+    "mar_10",
+    "mar_100",
+    "mar_small",
+    "mar_medium",
+    "mar_large",
+]
+"""COCO's metrics, for a detector. All of them can be resampled."""
 Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 """Measures of the model as it is served, or of its data. `latency_milliseconds` is the median for
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
 data, which `preprocess.drift` describes."""
 
 LOWER_IS_BETTER = frozenset({"calibration_error", *get_args(Measure)})
-_RESAMPLED_METRICS = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
+_SLICED_METRICS = (*get_args(CountedMetric), *get_args(DetectionMetric))
+_RESAMPLED_METRICS = frozenset({*_SLICED_METRICS, "precision", "recall", "f1"})
 _SKILL_METRICS = (
     *get_args(CountedMetric),
     "macro_roc_auc",
     "macro_average_precision",
-    *get_args(DetectionMetric),
+    # A perfect detector has less than 1 where an image has more boxes than these count.
+    *(name for name in get_args(DetectionMetric) if name not in ("mar_1", "mar_10")),
 )
 """Metrics of the whole test split that have a baseline, and 1 as their best value."""
 _UNBOUNDED_METRICS = frozenset({"latency_milliseconds", "model_bytes"})
@@ -103,7 +118,7 @@ class Rule(Section):
             raise ValueError("confidence needs max_regression or min_improvement in the same rule")
         if self.confidence is not None and self.metric not in _RESAMPLED_METRICS:
             raise ValueError(
-                "confidence needs a metric that is made of counts "
+                "confidence needs a metric that is made of counts or of COCO "
                 f"({', '.join(sorted(_RESAMPLED_METRICS))}), got {self.metric}"
             )
         if self.within_noise == "passes" and self.confidence is None:
@@ -121,9 +136,9 @@ class Rule(Section):
                 f"The metrics of a class ({', '.join(get_args(ClassMetric))}) need it, "
                 "and the others do not take it."
             )
-        if self.of_slice is not None and self.metric not in get_args(CountedMetric):
+        if self.of_slice is not None and self.metric not in _SLICED_METRICS:
             raise ValueError(
-                f"of_slice is for {', '.join(get_args(CountedMetric))}, got it with {self.metric}"
+                f"of_slice is for {', '.join(_SLICED_METRICS)}, got it with {self.metric}"
             )
         if self.min_skill is not None and (
             self.metric not in _SKILL_METRICS or self.of_slice is not None

@@ -160,19 +160,7 @@ class PipelineConfig(Section):
             )
 
     def _validate_for_detector(self) -> None:
-        """Rejects rules, slices and formats of a classifier."""
-        for number, rule in enumerate(self.evaluate.gate):
-            if rule.confidence is not None:
-                raise FieldError(
-                    f"evaluate.gate.{number}",
-                    f"{rule.metric}: a confidence is for classifiers, "
-                    "whose examples can be drawn again",
-                )
-        if self.evaluate.slices:
-            raise FieldError(
-                "evaluate.slices",
-                f"are for classifiers, got them with the detector {self.train.model}",
-            )
+        """Rejects formats of a classifier."""
         if "tflite_int8" in self.export.formats:
             raise FieldError(
                 "export.formats",

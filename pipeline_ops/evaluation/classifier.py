@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import os
 import tempfile
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,11 @@ from pipeline_ops.evaluation.metrics import (
     evaluate_model,
     find_in_top_k,
 )
+from pipeline_ops.evaluation.slices import (
+    compute_slice_values,
+    join_slice_values,
+    list_features,
+)
 from pipeline_ops.input.saved_model_client import (
     EncodedBatch,
     SavedModelClient,
@@ -49,10 +53,6 @@ NUM_PREDICTIONS = 3
 """The number of test images in `predictions.png`."""
 Output = tuple[np.ndarray, np.ndarray]
 """The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""
-MISSING_VALUE = "(none)"
-"""The slice of an example that lacks the feature, or whose key has no folder."""
-_BUILT_IN = ("folder", "image_bytes")
-_MAX_VALUES = 100
 
 
 class ShownExample(NamedTuple):
@@ -121,7 +121,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         inputs.test_shards,
         config.batch_size,
         inputs.removed_test_positions,
-        sorted({part.by for part in config.slices if part.by not in _BUILT_IN}),
+        list_features(config.slices),
     )
     predictions = predict_all(
         clients,
@@ -317,62 +317,3 @@ def _to_shown_example(
         entry["champion_prediction"] = names[classes[i]]
         entry["champion_label_probability"] = float(probabilities[i, label])
     return ShownExample(batch.images[i], entry)
-
-
-def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
-    """Returns the value of every example of a batch, as text, for each slice."""
-    return {
-        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
-        for part in slices
-    }
-
-
-def join_slice_values(
-    values: Mapping[str, list[str]], slices: Sequence[Slice]
-) -> dict[str, np.ndarray]:
-    """Returns the values of all examples as text [N], by slice.
-
-    Raises DataError if no example has the feature, or if it has too many values for a table.
-    """
-    for part in slices:
-        distinct = set(values[part.title])
-        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
-            raise DataError(
-                f"evaluate.slices: no test example has the feature {part.by!r}. "
-                "Correct `by`, or store the feature with the examples."
-            )
-        if len(distinct) > _MAX_VALUES:
-            raise DataError(
-                f"evaluate.slices: {part.title} has {len(distinct)} values, "
-                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
-            )
-    return {name: np.array(found) for name, found in values.items()}
-
-
-def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
-    if part.by == "folder":
-        folders = (key.split("/")[:-1][: part.folder_depth] for key in batch.keys)
-        return ["/".join(folder) or None for folder in folders]
-    if part.by == "image_bytes":
-        return [len(image) for image in batch.images]
-    return batch.features[part.by]
-
-
-def _format_value(value: str | bytes | float | None, part: Slice) -> str:
-    if value is None:
-        return MISSING_VALUE
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    edges = part.edges
-    if not edges:
-        return value if isinstance(value, str) else f"{value:g}"
-    if isinstance(value, str):
-        raise DataError(
-            f"evaluate.slices: {part.title} has edges, but {value!r} is not a number. "
-            "Remove the edges."
-        )
-    index = bisect_right(edges, value)
-    if index == 0:
-        return f"below {edges[0]:g}"
-    end = "and more" if index == len(edges) else f"to {edges[index]:g}"
-    return f"{edges[index - 1]:g} {end}"

@@ -38,7 +38,7 @@ from pipeline_ops.evaluation.classifier import (
     ClassifierFindings,
     rank_key,
 )
-from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
+from pipeline_ops.evaluation.detector import DetectorFindings, match
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
     METRIC_NAMES,
@@ -47,7 +47,7 @@ from pipeline_ops.evaluation.metrics import (
     describe_metric,
     to_recall_points,
 )
-from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
@@ -147,6 +147,7 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
         last_metrics=last_metrics[:_NUM_LAST_METRICS],
         to_data_uri=to_data_uri,
+        num_samples=NUM_SAMPLES,
         **values,
     )
 
@@ -163,7 +164,6 @@ def _describe_classifier(
     ]
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
-        "num_samples": NUM_SAMPLES,
         "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
         "lower_is_better": LOWER_IS_BETTER,
         "draw_interval_chart": charts.draw_interval_chart,

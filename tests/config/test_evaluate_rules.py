@@ -43,6 +43,8 @@ metric: calibration_error, min_skill: 0.1
     calibration_error. Use at_most
 metric: recall, min_skill: 0.1, of_class: a
     min_skill is for metrics of the whole test split .* got it with recall. Use at_least
+metric: mar_1, min_skill: 0.1
+    got it with mar_1. Use at_least
 metric: accuracy, min_skill: 0.1, of_slice: folder
     accuracy and of_slice. Use at_least
 """

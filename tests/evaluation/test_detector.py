@@ -59,6 +59,11 @@ def chain(scenes, tmp_path_factory):
                 {"metric": "map", "at_least": 0.001},
                 {"metric": "map_50", "at_least": 0.001, "min_skill": 1e-6},
                 {"metric": "latency_milliseconds", "at_most": 60_000},
+                {"metric": "mar_100", "at_least": 0.001, "of_slice": "width=64 and more"},
+            ],
+            "evaluate.slices": [
+                {"by": "image/width", "edges": [64], "name": "width"},
+                {"by": "image_bytes", "edges": [9000], "name": "bytes"},
             ],
         },
     )
@@ -188,6 +193,20 @@ def test_the_figures_are_those_of_pycocotools(chain, scenes):
     assert [figures.challenger.metrics[name] for name in ("map", "map_50")] == pytest.approx(
         np.array(evaluator.stats[:2]).tolist(), abs=1e-4
     )
+
+
+def test_slices_and_intervals_of_a_detector_are_in_figures_and_report(chain):
+    figures = EvaluationFigures.model_validate(read_manifest(chain["evaluate"] / NAME).figures)
+    low, high = figures.challenger.intervals["map"]
+    assert low < figures.challenger.metrics["map"] < high
+    whole, *parts = figures.slices
+    assert (whole.name, whole.value, whole.num_examples) == ("width", "64 and more", 30)
+    assert whole.challenger == pytest.approx(figures.challenger.metrics, abs=1e-9)
+    assert whole.intervals == figures.challenger.intervals
+    assert len(parts) == 2 and sum(part.num_examples for part in parts) == 30
+    page = (chain["evaluate"] / REPORT).read_text()
+    assert '<section id="slices">' in page and "9000 and more" in page
+    assert f"{low:.4f} to {high:.4f}" in page
 
 
 def test_every_box_of_the_test_split_is_counted_once(chain):

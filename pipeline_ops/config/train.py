@@ -6,10 +6,12 @@ reason. They are checked before a process starts.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from pipeline_ops.config.evaluate import DetectionMetric
 from pipeline_ops.config.fields import (
     Section,
     TaskSection,
@@ -306,6 +308,16 @@ Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
 
 
+_GATE_FIGURES: dict[Task, tuple[str, ...]] = {
+    "classification": ("macro_precision", "macro_recall", "macro_f1", "worst_class_recall"),
+    "detection": get_args(DetectionMetric),
+}
+"""The metrics of the gate that a training computes on the validation split if one is monitored.
+`_TOP_K` matches another one of a classifier: `top_3_accuracy` is the gate's `top_k_accuracy` with
+`evaluate.top_k: 3`."""
+_TOP_K = re.compile(r"top_[1-9][0-9]{0,4}_accuracy")
+
+
 def is_lower_better(monitor: str) -> bool:
     return monitor.endswith(("loss", "error"))
 
@@ -361,7 +373,8 @@ class BestCheckpoint(Section):
     """
 
     monitor: Monitor | None = None
-    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
+    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector. It may be a
+    metric of the gate (docs/training-options.md)."""
 
 
 _SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
@@ -517,7 +530,34 @@ class Train(TaskSection):
     @property
     def metric_names(self) -> list[str]:
         """The names of all figures of the validation split besides the loss."""
-        return self.step_metric_names + (["map_50"] if self.task == "detection" else [])
+        return self.step_metric_names + self.gate_figures
+
+    @property
+    def gate_figures(self) -> list[str]:
+        """The metrics of the gate that are computed on the validation split, besides accuracy."""
+        figures = ["map_50"] if self.task == "detection" else []
+        for monitor in self._monitors.values():
+            name = monitor.removeprefix("validation_")
+            if name not in (*figures, *self.step_metric_names) and self._is_gate_figure(name):
+                figures.append(name)
+        return figures
+
+    @property
+    def _monitors(self) -> dict[str, str]:
+        """The figure that each section monitors."""
+        sections = {
+            name: getattr(self, name)
+            for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint")
+        }
+        return {
+            name: section.monitor
+            for name, section in sections.items()
+            if section and section.monitor
+        }
+
+    def _is_gate_figure(self, name: str) -> bool:
+        is_top_k = self.task == "classification" and _TOP_K.fullmatch(name)
+        return bool(is_top_k) or name in _GATE_FIGURES[self.task]
 
     @property
     def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:
@@ -556,12 +596,15 @@ class Train(TaskSection):
         self._validate_xla()
         self._validate_weights()
         self._validate_labels()
-        for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
-            section = getattr(self, name)
-            known = [f"validation_{metric}" for metric in ("loss", *self.metric_names)]
-            if section is not None and section.monitor not in (None, *known):
+        for name, monitor in self._monitors.items():
+            known = ["loss", *self.step_metric_names, *_GATE_FIGURES[self.task]]
+            figure = monitor.removeprefix("validation_")
+            if figure not in known and not self._is_gate_figure(figure):
+                others = "" if self.task == "detection" else ", validation_top_3_accuracy"
                 raise ValueError(
-                    f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}"
+                    f"{name}.monitor must be one of "
+                    f"{', '.join(f'validation_{figure}' for figure in known)}{others}, "
+                    f"got {monitor}"
                 )
         return self
 

@@ -291,7 +291,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
     figures = dataset.figures
     if figures.task == "detection":
         head = make_head(config, figures.image_shape, len(figures.class_names))
-        return Detection(figures.image_shape, head)
+        return Detection(figures.image_shape, head, config.gate_figures)
     loss, metrics = load_user_functions(config, folder)
     weights = None
     if config.class_weights:
@@ -303,7 +303,15 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
             )
         by_class = json.loads(content)
         weights = [by_class[name] for name in figures.class_names]
-    return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
+    return Classification(
+        figures.image_shape,
+        weights,
+        config.label_smoothing,
+        loss,
+        metrics,
+        config.gate_figures,
+        len(figures.class_names),
+    )
 
 
 def load_user_functions(

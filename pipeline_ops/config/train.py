@@ -318,10 +318,6 @@ _GATE_FIGURES: dict[Task, tuple[str, ...]] = {
 _TOP_K = re.compile(r"top_[1-9][0-9]{0,4}_accuracy")
 
 
-def is_lower_better(monitor: str) -> bool:
-    return monitor.endswith(("loss", "error"))
-
-
 Strategy = Literal[
     "auto",
     "one_device",

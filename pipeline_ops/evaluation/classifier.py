@@ -11,6 +11,7 @@ Legend: N examples, C classes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline_ops.config.evaluate import Evaluate, Slice
-from pipeline_ops.errors import DataError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
@@ -132,6 +133,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         config.slices,
         job.attempt.folder,
         report,
+        _load_own_metrics(config, Path(job.request.config_file).parent),
     )
     return compute_findings(
         predictions, names, config.top_k, measure_models(config, inputs, clients)
@@ -190,17 +192,20 @@ def predict_all(
     slices: Sequence[Slice],
     scratch_folder: Path,
     report: Callable[[int], None],
+    own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] | None = None,
 ) -> Predictions:
     """Runs every model on every example.
 
     The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
-    is called after each batch with the number of examples so far.
+    is called after each batch with the number of examples so far. `own_metrics` take labels int64
+    [b] and probabilities float32 [b, C], and return float [b].
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
         different.
     """
-    models = [_allocate(num_examples, len(names), scratch_folder) for _ in clients]
+    own_metrics = own_metrics or {}
+    models = [_allocate(num_examples, len(names), scratch_folder, own_metrics) for _ in clients]
     all_labels = np.empty(num_examples, np.int64)
     values: dict[str, list[str]] = {part.title: [] for part in slices}
     mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
@@ -221,6 +226,8 @@ def predict_all(
             model.classes[place] = classes
             model.is_in_top_k[place] = find_in_top_k(finite, labels, top_k)
             model.confidences[place] = np.clip(finite[rows, classes], 0.0, 1.0)
+            for name, compute in own_metrics.items():
+                model.own[name][place] = compute(labels, finite)
             outputs.append((finite, classes))
         all_labels[place] = labels
         for name, found in compute_slice_values(batch, slices).items():
@@ -248,7 +255,40 @@ def predict_all(
     )
 
 
-def _allocate(num_examples: int, num_classes: int, folder: Path) -> ModelPredictions:
+def _load_own_metrics(
+    config: Evaluate, folder: Path
+) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """Returns functions of labels and probabilities by name, for the user's functions of logits.
+
+    The logarithms of probabilities are logits, but for a number that is added to all of an example.
+    """
+    if not config.own_metrics:
+        return {}
+    from pipeline_ops.input.tensorflow_start import tf
+    from pipeline_ops.models import load_per_example
+    from pipeline_ops.models.classification import compute_per_example
+
+    def compute(path: str, function: Any, labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        logits = tf.math.log(tf.maximum(tf.constant(scores), np.finfo(np.float32).tiny))
+        values = compute_per_example(path, function, tf.constant(labels), logits).numpy()
+        if values.shape != labels.shape or not np.isfinite(values).all():
+            raise ConfigError(
+                f"evaluate.gate: {path} must return a finite number for each example, got shape "
+                f"{values.shape} for {len(labels)} examples"
+                + ("" if np.isfinite(values).all() else f", with {values[~np.isfinite(values)][0]}")
+            )
+        found: np.ndarray = values
+        return found
+
+    return {
+        name: functools.partial(compute, path, load_per_example(path, "evaluate.gate", folder))
+        for name, path in config.own_metrics.items()
+    }
+
+
+def _allocate(
+    num_examples: int, num_classes: int, folder: Path, own_metrics: Iterable[str]
+) -> ModelPredictions:
     """The file of the scores disappears when it is no longer in use."""
     with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         # Without this, a full disk would later kill the process by a signal.
@@ -259,6 +299,7 @@ def _allocate(num_examples: int, num_classes: int, folder: Path) -> ModelPredict
         np.empty(num_examples, bool),
         np.empty(num_examples),
         scores,
+        {name: np.empty(num_examples) for name in own_metrics},
     )
 
 

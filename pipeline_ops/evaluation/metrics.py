@@ -57,13 +57,15 @@ class ModelPredictions:
 
     `classes`: int64 [N]. `is_in_top_k`: bool [N], whether the label is among the k most probable
     classes. `confidences`: float [N], the probability of the answer. `scores`: float [C, N], the
-    probabilities, by class because each class is evaluated by itself.
+    probabilities, by class because each class is evaluated by itself. `own`: float [N] for each
+    metric of the user's own, by name.
     """
 
     classes: np.ndarray
     is_in_top_k: np.ndarray
     confidences: np.ndarray
     scores: np.ndarray
+    own: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def select(self, indexes: np.ndarray) -> ModelPredictions:
         """Returns the answers to some of the examples, without their scores."""
@@ -72,6 +74,7 @@ class ModelPredictions:
             self.is_in_top_k[indexes],
             self.confidences[indexes],
             np.empty((0, len(indexes))),
+            {name: values[indexes] for name, values in self.own.items()},
         )
 
 
@@ -150,7 +153,8 @@ def evaluate_counts(
     confusion = confusion.reshape(size, size)
     metrics = _compute_metrics(labels, predictions.classes, predictions.is_in_top_k, once, size)
     return ModelEvaluation(
-        metrics={name: float(value[0]) for name, value in metrics.items() if value.ndim == 1},
+        metrics={name: float(value[0]) for name, value in metrics.items() if value.ndim == 1}
+        | {name: float(values.mean()) for name, values in predictions.own.items()},
         classes=compute_class_figures(confusion, class_names),
         confusion=confusion.tolist(),
     )
@@ -198,6 +202,22 @@ def draw_samples(
         {name: np.concatenate([part[name] for part in block]) for name in block[0]}
         for block in blocks
     ]
+
+
+def _draw_means(
+    models: Sequence[Mapping[str, np.ndarray]], num_examples: int
+) -> list[dict[str, np.ndarray]]:
+    """Returns draws of the mean of each metric of each model, float64 [B] by name.
+
+    All models see the same draws of the examples.
+    """
+    means: list[dict[str, list[np.ndarray]]] = [{name: [] for name in model} for model in models]
+    blocks = draw_weights(np.ones(num_examples), NUM_SAMPLES, SEED, num_examples)
+    for weights in blocks if any(models) else ():
+        for model, found in zip(models, means, strict=True):
+            for name, values in model.items():
+                found[name].append(weights @ values / num_examples)
+    return [{name: np.concatenate(parts) for name, parts in found.items()} for found in means]
 
 
 def draw_weights(
@@ -391,7 +411,9 @@ def build_group(
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
     Answers and figures are those of the challenger and, if there is one, of the champion.
     """
-    draws = draw_samples(labels, predictions, len(evaluations[0].classes))
+    counted = draw_samples(labels, predictions, len(evaluations[0].classes))
+    own = _draw_means([each.own for each in predictions], len(labels))
+    draws = [counts | means for counts, means in zip(counted, own, strict=True)]
     group = build_drawn_group(len(labels), evaluations, draws, slice, value, baseline)
     metrics, intervals = group.challenger.metrics, dict(group.challenger.intervals)
     for name in _PROPORTIONS:

@@ -31,7 +31,7 @@ from pipeline_ops.artifacts.results import (
     TrainingFigures,
     compare_with_baseline,
 )
-from pipeline_ops.config.evaluate import LOWER_IS_BETTER
+from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,
@@ -164,15 +164,20 @@ def _describe_classifier(
     ]
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
-        "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
-        "lower_is_better": LOWER_IS_BETTER,
+        "metric_texts": {
+            name: describe_metric(name, top_k)
+            for name in dict.fromkeys((*METRIC_NAMES, *figures.challenger.metrics))
+        },
+        "is_lower_better": is_lower_better,
+        # The others have no common scale.
+        "metrics_on_scale": [name for name in METRIC_NAMES if not is_lower_better(name)],
         "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
             for model in models
             for name, value in model.metrics.items()
-            if name not in LOWER_IS_BETTER
+            if name in METRIC_NAMES and not is_lower_better(name)
         ),
         "slice_scale_start": _find_scale_start(
             value

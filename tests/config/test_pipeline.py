@@ -221,6 +221,11 @@ def test_where_the_raw_files_are_is_not_fingerprinted_and_what_they_mean_is(load
             [{"metric": "accuracy", "at_least": 0.5}],
             "accuracy is not for detection",
         ),
+        (
+            "evaluate.gate",
+            [{"metric": "my_metrics:top_2", "at_least": 0.5}],
+            "my_metrics:top_2 is not for detection",
+        ),
     ],
 )
 def test_what_is_for_classifiers_is_refused_with_a_detector(key, value, reason):

@@ -121,6 +121,10 @@ class InputOptions(Section):
     """The order of the training examples, in which each of them comes once in an epoch. `examples`
     permutes all of them. `shards` permutes the shards, and then the examples of eight shards at a
     time, which a data set in a store needs if it is larger than `local_limit_gib`."""
+    repeat_threshold: float | None = per_run_field(None, gt=0, le=1, is_advanced=True)
+    """Repeats the images of rare classes (Gupta et al. 2019). Those of a class in a share f of the
+    training images, f below this threshold t, come sqrt(t / f) times as often. 0.001 is the value
+    for LVIS."""
     cache: Literal["none", "memory", "disk"] = operational_field("memory")
     """The place where decoded training images are kept from one epoch to the next. `memory` is each
     worker's memory. `disk`, for classification, is a file that a host's workers share."""
@@ -138,6 +142,14 @@ class InputOptions(Section):
     """The limit for this folder. Files that are not in use are removed, the oldest first, until no
     more than this is left. Of a larger data set in a store, the remaining records are read one by
     one."""
+
+    @model_validator(mode="after")
+    def _validate_order(self) -> InputOptions:
+        if self.repeat_threshold is not None and self.shuffle == "shards":
+            raise ValueError(
+                "repeat_threshold needs shuffle: examples, because copies come anywhere in an epoch"
+            )
+        return self
 
     @field_validator("local_folder")
     @classmethod
@@ -450,8 +462,9 @@ class Train(TaskSection):
     """The part that XLA compiles: nothing, the forward and backward pass, or the whole step with
     the optimizer. For GPUs. On CPUs, convolutions get slower."""
     class_weights: bool = per_run_field(False, is_advanced=True)
-    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. The validation
-    loss is not weighed."""
+    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. A detector's
+    classification loss is weighed where a box of the class is. The validation loss is not
+    weighed."""
     label_smoothing: float = per_run_field(0.0, ge=0, lt=1, is_advanced=True)
     """The part of each label that is spread over all classes, in training only."""
     warm_start: str | None = per_run_field(
@@ -768,7 +781,7 @@ class Train(TaskSection):
     def _validate_labels(self) -> None:
         """Rejects options of the other task, or of the cross-entropy beside another loss."""
         is_detector = self.task == "detection"
-        for name in ("loss", "metrics", "class_weights", "label_smoothing"):
+        for name in ("loss", "metrics", "label_smoothing"):
             if is_detector and getattr(self, name):
                 raise ValueError(f"{name} is for classification, and {self.model} is a detector")
         for name in ("class_weights", "label_smoothing"):

@@ -74,6 +74,9 @@ class Classification:
         features = tf.io.parse_example(serialized_b, _FEATURES)
         return decode_images(features[ENCODED], self._image_shape), features[LABEL]
 
+    def list_classes(self, labels: tf.Tensor) -> tf.Tensor:
+        return labels[:, None]
+
     def compute_batch_sums(
         self, outputs: tf.Tensor, labels: tf.Tensor, training: bool
     ) -> BatchSums:

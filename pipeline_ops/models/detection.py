@@ -127,8 +127,14 @@ class Head(Protocol):
     is an error. None pads to the image with the most boxes.
     """
 
-    def compute_sums(self, outputs: Any, labels: Boxes) -> tf.Tensor:
-        """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count."""
+    def compute_sums(
+        self, outputs: Any, labels: Boxes, class_weights: tf.Tensor | float = 1.0
+    ) -> tf.Tensor:
+        """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count.
+
+        `class_weights`, float32 [C], are factors of the classification loss where a box of the
+        class is.
+        """
         ...
 
     def find_candidates(self, outputs: Any) -> Candidates:
@@ -163,15 +169,21 @@ def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) 
 class Detection:
     """The task of a model whose outputs a head interprets.
 
-    `figures` are those of COCO's figures that an evaluation computes.
+    `figures` are those of COCO's figures that an evaluation computes. `class_weights` are the
+    factors of each class's loss in training, by index.
     """
 
     counts_examples = False
     evaluation_batch_size = 32
 
     def __init__(
-        self, image_shape: tuple[int, int, int], head: Head, figures: Sequence[str] = ("map_50",)
+        self,
+        image_shape: tuple[int, int, int],
+        head: Head,
+        figures: Sequence[str] = ("map_50",),
+        class_weights: Sequence[float] | None = None,
     ):
+        self._class_weights = class_weights
         self._image_shape, self.head, self.metrics = image_shape, head, head.metrics
         self._figures = tuple(figures)
         self._ends = np.cumsum([head.num_classes * _count_columns(name) for name in figures])
@@ -200,8 +212,13 @@ class Detection:
             corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
         )
 
+    def list_classes(self, labels: Boxes) -> tf.Tensor:
+        return tf.where(labels.is_learned, tf.cast(labels.classes, tf.int64), -1)
+
     def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> BatchSums:
-        sums = self.head.compute_sums(outputs, labels)
+        is_weighted = training and self._class_weights is not None
+        weights = tf.constant(self._class_weights, tf.float32) if is_weighted else 1.0
+        sums = self.head.compute_sums(outputs, labels, weights)
         metrics = sums[1:-1]
         if not training:
             found, (height, width, _) = self.head.detect(outputs), self._image_shape

@@ -105,6 +105,8 @@ input: {augment: {mosaic: 0.5}}
     input.augment.mosaic: four images have four labels, and digits_cnn gives one
 input: {augment: {min_visible: 0.5}}
     input.augment.min_visible is for boxes, and digits_cnn is not a detector
+input: {repeat_threshold: 0.001, shuffle: shards}
+    repeat_threshold needs shuffle: examples
 input: {augment: {scale: {min: 1.5}}}
     less than or equal to 1
 model: center_detector, best_checkpoint: {monitor: validation_accuracy}

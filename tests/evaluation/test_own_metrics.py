@@ -7,6 +7,7 @@ from evaluation.evaluations import read_figures
 
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.jobs.job_code import add_user_files, validate_environment
 from pipeline_ops.user_code.models import validate_names
 
 MODULE = "acme_vision.objectives"
@@ -75,6 +76,19 @@ def test_an_own_metric_that_can_not_be_used_is_an_error_of_the_config(sandbox, f
     plan = sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=gate)
     with pytest.raises(ConfigError, match=message):
         sandbox.run(plan)
+
+
+def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tmp_path):
+    code = "def top_2(labels, logits): ...\n"
+    (tmp_path / "beside.py").write_text(code)
+    gate = [{"metric": "beside:top_2", "at_least": 0.5}]
+    request = sandbox.plan("evaluate", sandbox.train("good")).request
+    config = request.config | {"gate": gate}
+    file = str(tmp_path / "digits.yaml")
+    request = request.model_copy(update={"config": config, "config_file": file})
+    assert add_user_files(request).user_files == {"beside.py": code}
+    with pytest.raises(ConfigError, match=r"beside\.py on .* is not the one that Airflow has"):
+        validate_environment(request)
 
 
 def test_a_metric_that_does_not_exist_is_found_before_a_run(sandbox):

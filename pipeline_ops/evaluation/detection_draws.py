@@ -7,8 +7,8 @@ that it was drawn. The figures of a draw equal those of a data set with as many 
 (a test compares them). Only the order of equal scores in one image may differ: its copies do not
 take turns.
 
-Legend: N images, D detections of a class, P detections that are right, T overlaps, R ranges of
-sizes, B draws.
+Legend: N images, M true boxes of a class, D detections of a class, P of them right, T overlaps, R
+ranges of sizes, B draws.
 """
 
 from __future__ import annotations
@@ -44,24 +44,27 @@ class ClassMatches:
       ranks: int [D], its place among the detections of the class in this image, from 0.
       is_right: bool [R, T, D].
       is_counted: bool [R, T, D], false for a detection that is neither right nor wrong.
-      num_true: int [R, N], the true boxes to be found.
+      true_images: int [M], the image of each true box.
+      is_true: bool [R, M], whether it is to be found.
     """
 
     images: np.ndarray
     ranks: np.ndarray
     is_right: np.ndarray
     is_counted: np.ndarray
-    num_true: np.ndarray
+    true_images: np.ndarray
+    is_true: np.ndarray
 
     def select(self, images: np.ndarray) -> ClassMatches:
         """Returns the matches in some of the images, whose indexes are ascending."""
-        kept = np.isin(self.images, images)
+        kept, is_kept_true = np.isin(self.images, images), np.isin(self.true_images, images)
         return ClassMatches(
             np.searchsorted(images, self.images[kept]),
             self.ranks[kept],
             self.is_right[..., kept],
             self.is_counted[..., kept],
-            self.num_true[:, images],
+            np.searchsorted(images, self.true_images[is_kept_true]),
+            self.is_true[:, is_kept_true],
         )
 
 
@@ -77,10 +80,12 @@ def match_classes(
     `overlaps` are those of `evaluate_boxes`. `size` is height and width of the images in pixels.
     """
     ends = np.array(list(_RANGES.values())).T[:, :, None]
-    found = []
-    for index in range(num_classes):
-        parts, scores = [], []
-        for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
+    no_detection = np.empty((len(_RANGES), len(_OVERLAPS), 0), bool)
+    none, no_box = np.empty(0, np.int64), np.empty((len(_RANGES), 0), bool)
+    nothing = ClassMatches(none, none, no_detection, no_detection, none, no_box)
+    parts, scores = [[nothing] for _ in range(num_classes)], [[none] for _ in range(num_classes)]
+    for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
+        for index in np.union1d(scene.classes, answer.classes).tolist():
             own = scene.classes == index
             true_areas = _compute_areas(scene.boxes[own], size)
             is_outside = (true_areas < ends[0]) | (true_areas > ends[1])
@@ -90,33 +95,40 @@ def match_classes(
             areas = _compute_areas(answer.boxes[places], size)
             is_right = np.zeros((len(_RANGES), len(_OVERLAPS), len(places)), bool)
             # A detection that matches nothing counts as wrong, if its size is in the range.
-            is_counted = np.repeat(
-                ((areas >= ends[0]) & (areas <= ends[1]))[:, None], len(_OVERLAPS), axis=1
-            )
+            is_in_range = (areas >= ends[0]) & (areas <= ends[1])
+            is_counted = np.repeat(is_in_range[:, None], len(_OVERLAPS), axis=1)
             ious = np.asarray(overlaps[image, index])
             if ious.size:
                 _match(ious, is_ignored, scene.is_crowd[own], is_right, is_counted)
-            scores.append(answer.scores[places])
-            parts.append(
+            scores[index].append(answer.scores[places])
+            parts[index].append(
                 ClassMatches(
                     np.full(len(places), image),
                     np.arange(len(places)),
                     is_right,
                     is_counted,
-                    (~is_ignored).sum(axis=1)[:, None],
+                    np.full(len(true_areas), image),
+                    ~is_ignored,
                 )
             )
-        order = np.argsort(-np.concatenate(scores), kind="stable")
-        images, ranks, is_right, is_counted, num_true = (
-            np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
-            for field in dataclasses.fields(ClassMatches)
-        )
-        found.append(
-            ClassMatches(
-                images[order], ranks[order], is_right[..., order], is_counted[..., order], num_true
-            )
-        )
-    return found
+    return [_join(*each) for each in zip(parts, scores, strict=True)]
+
+
+def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassMatches:
+    """Joins the matches of all images, and sorts the detections by their scores."""
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    images, ranks, is_right, is_counted, true_images, is_true = (
+        np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
+        for field in dataclasses.fields(ClassMatches)
+    )
+    return ClassMatches(
+        images[order],
+        ranks[order],
+        is_right[..., order],
+        is_counted[..., order],
+        true_images,
+        is_true,
+    )
 
 
 def _compute_areas(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -154,13 +166,12 @@ def _match(
         is_free[ranges, thresholds, best] &= ~is_match | is_crowd[best]
 
 
-def draw_figures(classes: Sequence[ClassMatches]) -> dict[str, np.ndarray]:
+def draw_figures(classes: Sequence[ClassMatches], num_images: int) -> dict[str, np.ndarray]:
     """Returns draws of COCO's figures, by bootstrap over the images: float64 [B] by name.
 
     Models with the same images get the same draws. A figure that a draw does not have, because it
     holds no box of that size, is NaN.
     """
-    num_images = classes[0].num_true.shape[1]
     # Smaller blocks stay in the processor's cache.
     block_values = 4 * max(num_images, *(len(each.images) for each in classes))
     blocks = [
@@ -170,10 +181,9 @@ def draw_figures(classes: Sequence[ClassMatches]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def compute_known_figures(classes: Sequence[ClassMatches]) -> dict[str, float]:
+def compute_known_figures(classes: Sequence[ClassMatches], num_images: int) -> dict[str, float]:
     """Returns COCO's figures of all images, without those of sizes that no box has."""
-    once = np.ones((classes[0].num_true.shape[1], 1))
-    found = compute_figures(classes, once)
+    found = compute_figures(classes, np.ones((num_images, 1)))
     return {name: value.item() for name, value in found.items() if not np.isnan(value)}
 
 
@@ -187,7 +197,9 @@ def compute_figures(
     weights_NB = np.ascontiguousarray(weights_NB, np.int32)
     found: dict[str, np.ndarray] = {}
     for place, end in enumerate(_RANGES):
-        num_true = np.array([each.num_true[place] @ weights_NB for each in classes])
+        num_true = np.array(
+            [weights_NB[each.true_images[each.is_true[place]]].sum(axis=0) for each in classes]
+        )
         precisions, recalls = (
             np.zeros((len(classes), part, weights_NB.shape[1])) for part in (10, 3)
         )

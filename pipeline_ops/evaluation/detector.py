@@ -146,7 +146,12 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         )
     baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
     return DetectorFindings(
-        build_drawn_group(len(scenes), models, map(draw_figures, matches), baseline=baseline),
+        build_drawn_group(
+            len(scenes),
+            models,
+            (draw_figures(each, len(scenes)) for each in matches),
+            baseline=baseline,
+        ),
         evaluations,
         sizes[0],
         scenes,
@@ -178,10 +183,12 @@ def build_slice_groups(
     for name, value, indexes in iterate_values(slices):
         parts = [[each.select(indexes) for each in matches] for matches in models]
         evaluations = [
-            ModelEvaluation(metrics=compute_known_figures(part), classes=[], confusion=[])
+            ModelEvaluation(
+                metrics=compute_known_figures(part, len(indexes)), classes=[], confusion=[]
+            )
             for part in parts
         ]
-        draws = map(draw_figures, parts)
+        draws = (draw_figures(part, len(indexes)) for part in parts)
         groups.append(build_drawn_group(len(indexes), evaluations, draws, name, value))
     return groups
 

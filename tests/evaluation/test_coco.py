@@ -386,7 +386,7 @@ def test_the_draws_of_a_thousand_images_take_seconds():
     )
     matches = match_all((truths, detections, num_images, num_classes))
     begin = time.process_time()
-    draws = draw_figures(matches)
+    draws = draw_figures(matches, num_images)
     assert time.process_time() - begin < 60
     assert draws["map"].shape == (1000,)
     assert 0.001 < draws["map"].std() < 0.05
@@ -394,10 +394,12 @@ def test_the_draws_of_a_thousand_images_take_seconds():
 
 def build_whole_group(models, num_images) -> Group:
     figures = [
-        ModelEvaluation(metrics=compute_known_figures(each), classes=[], confusion=[])
+        ModelEvaluation(metrics=compute_known_figures(each, num_images), classes=[], confusion=[])
         for each in models
     ]
-    return build_drawn_group(num_images, figures, map(draw_figures, models))
+    return build_drawn_group(
+        num_images, figures, (draw_figures(each, num_images) for each in models)
+    )
 
 
 @pytest.mark.parametrize(

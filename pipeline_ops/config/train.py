@@ -707,10 +707,11 @@ class Train(TaskSection):
                     f"{name} is not for {self.strategy}, whose weights are sharded. "
                     f"Use multi_worker_mirrored, or leave {name} out."
                 )
-        if late := [pattern for pattern, end in self.freeze.items() if end and end >= self.epochs]:
+        limit = self.max_epochs or MAX_EPOCHS
+        if late := [pattern for pattern, end in self.freeze.items() if end and end >= limit]:
             raise ValueError(
                 f"freeze: {late[0]} must thaw before the end of the training (epochs: "
-                f"{self.epochs}), got {self.freeze[late[0]]}. Use null to freeze them for good."
+                f"{limit}), got {self.freeze[late[0]]}. Use null to freeze them for good."
             )
         if not self.freeze_epochs:
             return

@@ -73,6 +73,7 @@ CASES: dict[str, list[Any]] = {
         {f"{OWN}BatchDiary": {"name": "batches.jsonl"}},
     ],
     "an own one": [f"{OWN}Own"],
+    "an end within an epoch": [f"{OWN}StopWithinEpoch"],
 }
 
 

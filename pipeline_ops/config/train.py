@@ -74,6 +74,36 @@ class Scale(Section):
     max: float = per_run_field(1.0, ge=1, le=10)
 
 
+class Crop(Section):
+    """A random part of an image, stretched to the size of the whole.
+
+    Parts are drawn until one shows enough of an object, at most 50. If none does, the image stays
+    whole.
+    """
+
+    min_area: float = Field(0.1, gt=0, le=1)
+    """The smallest part of the image's area."""
+    max_area: float = Field(1.0, gt=0, le=1)
+    min_aspect_ratio: float = Field(0.75, ge=0.01, le=100)
+    """Of the part, width by height in pixels."""
+    max_aspect_ratio: float = Field(1.33, ge=0.01, le=100)
+    min_object_covered: float = Field(0.0, ge=0, le=1)
+    """The share of at least one box that the part has to show. Only for detectors."""
+    min_overlap: float = Field(0.3, ge=0, le=1)
+    """A box of which the part shows less is left out, as if there were no object. Only for
+    detectors."""
+    keep_whole: float = Field(0.0, ge=0, le=1)
+    """The share of images that stay whole."""
+
+    @model_validator(mode="after")
+    def _validate_ranges(self) -> Crop:
+        for name in ("area", "aspect_ratio"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} ({low:g}) is larger than max_{name} ({high:g})")
+        return self
+
+
 class AugmentOptions(Section):
     """Random changes of training images, drawn from (seed, epoch, example).
 
@@ -90,6 +120,9 @@ class AugmentOptions(Section):
     places anyway."""
     scale: Scale | None = None
     """Enlarges or shrinks images."""
+    crops: list[Crop] = advanced_field([])
+    """Ways to show a part of an image. One of them is drawn for each example. Not together with
+    scale, shift and mosaic."""
     brightness: float = per_run_field(0.0, ge=0, le=1)
     """Adds or subtracts up to this fraction of the range of values."""
     contrast: float = per_run_field(0.0, ge=0, lt=1)
@@ -102,7 +135,13 @@ class AugmentOptions(Section):
     detectors."""
     min_visible: float = per_run_field(0.3, gt=0, le=1, is_advanced=True)
     """The smallest visible part of a box. An object with less in sight is not learned. Only for
-    detectors."""
+    detectors, and not for crops."""
+
+    @model_validator(mode="after")
+    def _validate_crops(self) -> AugmentOptions:
+        if self.crops and (self.scale or self.shift or self.mosaic):
+            raise ValueError("crops already vary size and place. Remove scale, shift and mosaic.")
+        return self
 
 
 _SHUFFLE_WINDOW = 8
@@ -759,7 +798,7 @@ class Train(TaskSection):
                     f"{name} is not for {self.strategy}, whose weights are sharded. "
                     f"Use multi_worker_mirrored, or leave {name} out."
                 )
-        limit = self.max_epochs or MAX_EPOCHS + 1
+        limit = self.max_epochs or MAX_EPOCHS
         if late := [pattern for pattern, end in self.freeze.items() if end and end >= limit]:
             raise ValueError(
                 f"freeze: {late[0]} must thaw before the end of the training (epochs: "

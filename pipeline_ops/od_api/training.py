@@ -7,9 +7,10 @@ detector.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline_ops.config.train import Clip, Cosine, Exponential, Optimizer, Train
+from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
 
@@ -19,7 +20,7 @@ _OPTIMIZERS = {
     "rms_prop_optimizer": "rmsprop",
 }
 _ADVICE = {
-    "crop": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
+    "crop": "train.input.augment.crops, scale with shift, or mosaic also varies size and place.",
     "pad": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
     "image_scale": "The content does not move in it, as it does in train.input.augment.scale.",
     "color": "train.input.augment has brightness, contrast and saturation.",
@@ -30,6 +31,7 @@ _DEFAULT_RATE = 0.002
 _TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
 _EXPONENTIAL, _COSINE = Exponential.model_fields, Cosine.model_fields
 _NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
+_POSITIVE = Clip.model_fields["value"]
 
 
 def convert_training(config: ConfigReader) -> dict[str, Any]:
@@ -254,6 +256,7 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
         for name in option.field_names:
             change, path = option.message(name), option.path(name)
             option.mark_taken(name)
+            is_new = not {"crops", "scale"} & augmentation.keys()
             match name:
                 case "random_horizontal_flip":
                     augmentation["flip_left_right"] = True
@@ -265,6 +268,20 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                     augmentation["brightness"] = min(
                         1.0, change.take("max_delta", float, 0.2, _NOT_NEGATIVE)
                     )
+                case "random_crop_image" if is_new:
+                    augmentation["crops"] = [_convert_crop(change, _CROP_DEFAULTS)]
+                case "ssd_random_crop" if is_new:
+                    operations = change.messages("operations")
+                    augmentation["crops"] = [
+                        _convert_crop(each, _CROP_DEFAULTS | _OPERATION) for each in operations
+                    ] or [
+                        _CROP_DEFAULTS | _SSD_CROP | dict.fromkeys(_SSD_COVERED, covered)
+                        for covered in _SSD_SHARES
+                    ]
+                case "random_square_crop_by_scale" | "random_scale_crop_and_pad_to_square" if (
+                    is_new
+                ):
+                    augmentation["scale"] = _convert_square_crop(change, name, path)
                 case "random_adjust_contrast" | "random_adjust_saturation":
                     key = name.removeprefix("random_adjust_")
                     augmentation[key] = _convert_factor_range(change, path)
@@ -275,6 +292,51 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                         f"{path} {{{', '.join(values)}}} is not done. {advice}".rstrip()
                     )
     return augmentation
+
+
+_CROP_DEFAULTS = {
+    "min_area": 0.1,
+    "max_area": 1.0,
+    "min_aspect_ratio": 0.75,
+    "max_aspect_ratio": 1.33,
+    "min_object_covered": 1.0,
+    "min_overlap": 0.3,
+    "keep_whole": 0.0,
+}
+"""Those of `random_crop_image`."""
+_OPERATION = {"min_object_covered": 0.0, "min_overlap": 0.0}
+"""Those of an operation of `ssd_random_crop`. The API refuses one without the sizes."""
+_CROP_FIELDS = {"min_overlap": "overlap_thresh", "keep_whole": "random_coef"}
+_SSD_CROP = {"min_aspect_ratio": 0.5, "max_aspect_ratio": 2.0, "keep_whole": 0.15}
+_SSD_COVERED = ("min_object_covered", "min_overlap")
+_SSD_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The seven operations of an `ssd_random_crop` that names none."""
+
+
+def _convert_crop(inner: ConfigReader, defaults: Mapping[str, float]) -> dict[str, float]:
+    inner.take_equal("clip_boxes", True)
+    return {
+        key: inner.take(_CROP_FIELDS.get(key, key), float, default, Crop.model_fields[key])
+        for key, default in defaults.items()
+    }
+
+
+def _convert_square_crop(inner: ConfigReader, name: str, path: str) -> dict[str, float]:
+    """Returns the range of factors by which the image appears larger.
+
+    One of the two options gives it, and the other one the side of the crop, its inverse.
+    """
+    is_side = name == "random_square_crop_by_scale"
+    low = inner.take("scale_min", float, 0.6 if is_side else 0.1, _POSITIVE)
+    high = inner.take("scale_max", float, 1.3 if is_side else 2.0, _POSITIVE)
+    if is_side:
+        low, high = 1 / high, 1 / low
+    scale = {"min": _round(min(1.0, max(0.1, low))), "max": _round(max(1.0, min(10.0, high)))}
+    inner.note(
+        f"{path}: the image appears {scale['min']:g} to {scale['max']:g} times as large, at a "
+        "random place, in the size of the model"
+    )
+    return scale
 
 
 def _convert_factor_range(inner: ConfigReader, path: str) -> float:

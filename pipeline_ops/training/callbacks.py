@@ -34,8 +34,9 @@ from keras.callbacks import Callback
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
+from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
 
@@ -280,10 +281,13 @@ class _NamedList:
                 for frame in frames
                 if frame.filename not in others and not frame.filename.startswith(_KERAS)
             ]
-            raise ConfigError(
+            message = (
                 f"train.callbacks: {self.path} raised {type(error).__name__} in {hook}: {error}"
-                f"{''.join(own[:1])}. Correct it, then retry."
-            ) from error
+                f"{''.join(own[:1])}"
+            )
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                raise MachineError(f"{message}. Repair the disk, then retry.") from error
+            raise ConfigError(f"{message}. Correct it, then retry.") from error
 
     def prepare_to_continue(self, num_epochs: int) -> None:
         """Undoes what the callbacks remember, and makes files continue after the given epochs."""

@@ -172,7 +172,8 @@ class Trainer:
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
                 reported = time.monotonic()
-            if state.step % every == 0 or result.is_stop_requested:
+            is_due = state.step % every == 0 and not state.stopped_early  # the epoch ends first
+            if is_due or result.is_stop_requested:
                 self._save()
             if result.is_stop_requested:
                 self.checkpoints.wait_until_stored()

@@ -111,10 +111,6 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
         "hold_steps": 0,
     }
     for field in (
-        (
-            "train_config.data_augmentation_options[1].random_crop_image "
-            "{min_object_covered: 0.0, min_aspect_ratio: 0.75} is not done."
-        ),
         "train_config.fine_tune_checkpoint: 'resnet50.ckpt-1'",
         "model.ssd.feature_extractor.conv_hyperparams.activation: RELU_6",
         "model.ssd.anchor_generator.multiscale_anchor_generator.scales_per_octave: 2",
@@ -223,7 +219,7 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
     text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
         "num_steps",
         "replicas_to_aggregate: 8 startup_delay_steps: 0 max_number_of_boxes: 100 "
-        "data_augmentation_options { ssd_random_crop { } } num_steps",
+        "data_augmentation_options { ssd_random_crop_pad { } } num_steps",
     )
     text = text.replace("feature_extractor {", "feature_extractor { use_depthwise: true ")
     found = converted(tmp_path, text).list_differences()
@@ -234,7 +230,8 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
         ("Fields", 3),
     ]
     assert (
-        "ssd_random_crop {} is not done. train.input.augment.scale" in found[next(iter(found))][0]
+        "ssd_random_crop_pad {} is not done. train.input.augment.crops"
+        in found[next(iter(found))][0]
     )
 
 

@@ -89,6 +89,21 @@ def resized(height: int, width: int, channels: int = 3, **more: str) -> dict[str
     return {"preprocess.stages": stages}
 
 
+CROP = {
+    "min_area": 0.1,
+    "max_area": 1.0,
+    "min_aspect_ratio": 0.75,
+    "max_aspect_ratio": 1.33,
+    "min_object_covered": 1.0,
+    "min_overlap": 0.3,
+    "keep_whole": 0.0,
+}
+
+
+def crops(**changes: float) -> dict[str, Any]:
+    return {"train.input.augment.crops": [CROP | changes]}
+
+
 FIXED = f"{SSD}.image_resizer.fixed_shape_resizer"
 ASPECT = f"{SSD}.image_resizer.keep_aspect_ratio_resizer"
 L2 = "conv_hyperparams.regularizer.l2_regularizer.weight"
@@ -179,6 +194,84 @@ CASES = [
         {"train.input.augment.saturation": 0.1},
     ),
     ({f"{AUGMENT}.random_image_scale": {}}, {"train.input.augment.scale": None}),
+    ({f"{AUGMENT}.random_crop_image": {}}, crops()),
+    (
+        {
+            f"{AUGMENT}.random_crop_image.{name}": value
+            for name, value in {
+                "min_object_covered": 0.5,
+                "min_aspect_ratio": 0.6,
+                "max_aspect_ratio": 1.5,
+                "min_area": 0.2,
+                "max_area": 0.9,
+                "overlap_thresh": 0.4,
+                "random_coef": 0.1,
+                "clip_boxes": True,
+            }.items()
+        },
+        crops(
+            min_object_covered=0.5,
+            min_aspect_ratio=0.6,
+            max_aspect_ratio=1.5,
+            min_area=0.2,
+            max_area=0.9,
+            min_overlap=0.4,
+            keep_whole=0.1,
+        ),
+    ),
+    (
+        {f"{AUGMENT}.ssd_random_crop": {}},
+        {
+            f"train.input.augment.crops.{number}": CROP
+            | {"min_aspect_ratio": 0.5, "max_aspect_ratio": 2.0, "keep_whole": 0.15}
+            | {"min_object_covered": covered, "min_overlap": covered}
+            for number, covered in enumerate((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0))
+        },
+    ),
+    (
+        {
+            f"{AUGMENT}.ssd_random_crop.operations.{name}": value
+            for name, value in {
+                "min_aspect_ratio": 0.6,
+                "max_aspect_ratio": 1.5,
+                "min_area": 0.2,
+                "max_area": 0.9,
+                "min_object_covered": 0.2,
+                "overlap_thresh": 0.6,
+                "random_coef": 0.1,
+            }.items()
+        },
+        crops(
+            min_aspect_ratio=0.6,
+            max_aspect_ratio=1.5,
+            min_area=0.2,
+            max_area=0.9,
+            min_object_covered=0.2,
+            min_overlap=0.6,
+            keep_whole=0.1,
+        ),
+    ),
+    (
+        {f"{AUGMENT}.random_square_crop_by_scale": {}},
+        {
+            "train.input.augment.scale.min": pytest.approx(1 / 1.3),
+            "train.input.augment.scale.max": pytest.approx(1 / 0.6),
+        },
+    ),
+    (
+        {
+            f"{AUGMENT}.random_square_crop_by_scale.scale_min": 0.5,
+            f"{AUGMENT}.random_square_crop_by_scale.scale_max": 2.0,
+        },
+        {"train.input.augment.scale": {"min": 0.5, "max": 2.0}},
+    ),
+    (
+        {
+            f"{AUGMENT}.random_scale_crop_and_pad_to_square.scale_min": 0.3,
+            f"{AUGMENT}.random_scale_crop_and_pad_to_square.scale_max": 1.8,
+        },
+        {"train.input.augment.scale": {"min": 0.3, "max": 1.8}},
+    ),
     # records and classes
     (
         {f"{READER}.{PATHS}": "data/train.record@10"},

@@ -40,6 +40,18 @@ train_config {
     random_adjust_brightness { max_delta: 0.25 }
     random_adjust_contrast { min_delta: 0.25 max_delta: 0.25 }
     random_adjust_saturation { min_delta: 0.25 max_delta: 0.25 }
+    random_crop_image {
+      min_object_covered: 0.25 min_aspect_ratio: 0.25 max_aspect_ratio: 0.25 min_area: 0.25
+      max_area: 0.25 overlap_thresh: 0.25 random_coef: 0.25
+    }
+    ssd_random_crop {
+      operations {
+        min_object_covered: 0.25 min_aspect_ratio: 0.25 max_aspect_ratio: 0.25 min_area: 0.25
+        max_area: 0.25 overlap_thresh: 0.25 random_coef: 0.25
+      }
+    }
+    random_square_crop_by_scale { scale_min: 0.25 scale_max: 0.25 }
+    random_scale_crop_and_pad_to_square { scale_min: 0.25 scale_max: 0.25 }
   }
   sync_replicas: true
   optimizer {
@@ -217,10 +229,7 @@ train_config {
     random_adjust_hue { max_delta: 0.25 }
     random_distort_color { color_ordering: 7 }
     random_jitter_boxes { ratio: 0.25 jitter_mode: SHRINK_SYMMETRIC_XY }
-    random_crop_image {
-      min_object_covered: 0.25 min_aspect_ratio: 0.25 max_aspect_ratio: 0.25 min_area: 0.25
-      max_area: 0.25 overlap_thresh: 0.25 clip_boxes: false random_coef: 0.25
-    }
+    random_crop_image { clip_boxes: false }
     random_pad_image {
       min_image_height: 7 min_image_width: 7 max_image_height: 7 max_image_width: 7
       pad_color: 0.25
@@ -236,12 +245,7 @@ train_config {
     scale_boxes_to_pixel_coordinates { }
     resize_image { new_height: 7 new_width: 7 method: NEAREST_NEIGHBOR }
     subtract_channel_mean { means: 0.25 }
-    ssd_random_crop {
-      operations {
-        min_object_covered: 0.25 min_aspect_ratio: 0.25 max_aspect_ratio: 0.25 min_area: 0.25
-        max_area: 0.25 overlap_thresh: 0.25 clip_boxes: false random_coef: 0.25
-      }
-    }
+    ssd_random_crop { operations { clip_boxes: false } }
     ssd_random_crop_pad {
       operations {
         min_object_covered: 0.25 min_aspect_ratio: 0.25 max_aspect_ratio: 0.25 min_area: 0.25
@@ -283,8 +287,8 @@ train_config {
       random_coef: 0.25 min_patch_size: 7 max_patch_size: 7 min_gaussian_stddev: 0.25
       max_gaussian_stddev: 0.25
     }
-    random_square_crop_by_scale { max_border: 7 scale_min: 0.25 scale_max: 0.25 num_scales: 7 }
-    random_scale_crop_and_pad_to_square { output_size: 7 scale_min: 0.25 scale_max: 0.25 }
+    random_square_crop_by_scale { max_border: 7 num_scales: 7 }
+    random_scale_crop_and_pad_to_square { output_size: 7 }
     adjust_gamma { gamma: 0.25 gain: 0.25 }
   }
   fine_tune_checkpoint: 'x' bias_grad_multiplier: 0.25 update_trainable_variables: 'x'

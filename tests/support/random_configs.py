@@ -311,6 +311,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.input.augment.brightness": 0.3, "train.input.augment.contrast": 0.4},
         {"train.input.augment.saturation": 0.5},
         {"train.input.augment.mosaic": 0.5},
+        {"train.input.augment.crops": [{"min_object_covered": 0.5}, {"keep_whole": 0.5}]},
         {"train.input.augment.min_visible": 0.8},
     ],
     "train.optimizer": [

@@ -129,8 +129,9 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
 
         check_source(config.preprocess.source, file)
     try:
-        validate_names(config.train, config.file.parent)
-        digest_user_code(config.train, config.file.parent)
+        for section in (config.train, config.evaluate):
+            validate_names(section, config.file.parent)
+            digest_user_code(section, config.file.parent)
     except ConfigError as error:  # its message begins with the key
         key = str(error).partition(":")[0].split(".")
         raise ConfigError(f"{locate_in_file(file, key)}: {error}") from None

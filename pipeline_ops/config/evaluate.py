@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
@@ -14,6 +15,7 @@ from pipeline_ops.config.fields import (
     fixed_field,
     per_run_field,
 )
+from pipeline_ops.config.model_catalogue import check_function, is_user_function
 
 CountedMetric = Literal[
     "accuracy",
@@ -27,20 +29,56 @@ CountedMetric = Literal[
 ScoreMetric = Literal["macro_roc_auc", "macro_average_precision", "calibration_error"]
 """Metrics that follow from the probabilities of all examples."""
 ClassMetric = Literal["precision", "recall", "f1", "roc_auc", "average_precision"]
-DetectionMetric = Literal["map", "map_50", "map_75", "map_small", "map_medium", "map_large"]
-"""COCO's metrics, for a detector."""
+DetectionMetric = Literal[
+    "map",
+    "map_50",
+    "map_75",
+    "map_small",
+    "map_medium",
+    "map_large",
+    "mar_1",
+    "mar_10",
+    "mar_100",
+    "mar_small",
+    "mar_medium",
+    "mar_large",
+]
+"""COCO's metrics, for a detector. All of them can be resampled."""
 Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 """Measures of the model as it is served, or of its data. `latency_milliseconds` is the median for
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
 data, which `preprocess.drift` describes."""
 
-LOWER_IS_BETTER = frozenset({"calibration_error", *get_args(Measure)})
-_RESAMPLED_METRICS = frozenset({*get_args(CountedMetric), "precision", "recall", "f1"})
+_BUILT_IN_METRICS = frozenset(
+    name
+    for group in (CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure)
+    for name in get_args(group)
+)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Returns whether a metric is better when it is lower. The name of an own one says so."""
+    return metric in get_args(Measure) or metric.endswith(("loss", "error"))
+
+
+def _check_metric(value: Any, check: Callable[[Any], str]) -> str:
+    """Checks the name of a metric, or the path of a function of the user's own."""
+    if not isinstance(value, str) or not is_user_function(value):
+        return check(value)
+    name = check_function(value).partition(":")[2]
+    if name in _BUILT_IN_METRICS:
+        raise ValueError(f"{name} is a metric of the gate. Give {value} another name")
+    return value
+
+
+_SLICED_METRICS = (*get_args(CountedMetric), *get_args(DetectionMetric))
+_RESAMPLED_METRICS = frozenset({*_SLICED_METRICS, "precision", "recall", "f1"})
 _SKILL_METRICS = (
     *get_args(CountedMetric),
     "macro_roc_auc",
     "macro_average_precision",
-    *get_args(DetectionMetric),
+    # A perfect detector has less than 1 where an image has more boxes than these count.
+    *(name for name in get_args(DetectionMetric) if name not in ("mar_1", "mar_10")),
 )
 """Metrics of the whole test split that have a baseline, and 1 as their best value."""
 _UNBOUNDED_METRICS = frozenset({"latency_milliseconds", "model_bytes"})
@@ -49,7 +87,13 @@ _UNBOUNDED_METRICS = frozenset({"latency_milliseconds", "model_bytes"})
 class Rule(Section):
     """One rule of the gate, on the test split, with at least one bound."""
 
-    metric: Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure]
+    metric: Annotated[
+        Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure],
+        WrapValidator(_check_metric),
+        PlainSerializer(str),
+    ]
+    """For a classifier also `my_package.my_module:metric`, a function as in `train.metrics`. The
+    value is the mean over the examples. It is lower-is-better if its name ends in loss or error."""
     of_class: str | None = advanced_field(None)
     """The class for which the metric has to hold, or `*` for each class. Only for the metrics of a
     class, such as recall."""
@@ -84,13 +128,14 @@ class Rule(Section):
                 "a rule needs at_least, max_regression, min_skill, min_improvement, or at_most"
             )
         for name in ("at_least", "at_most", "max_regression", "min_improvement"):
-            if self.metric not in _UNBOUNDED_METRICS and (getattr(self, name) or 0) > 1:
+            is_bounded = self.metric not in _UNBOUNDED_METRICS and not self.own_metric
+            if is_bounded and (getattr(self, name) or 0) > 1:
                 raise ValueError(
                     f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
                 )
-        if self.at_least is not None and self.metric in LOWER_IS_BETTER:
+        if self.at_least is not None and is_lower_better(self.metric):
             raise ValueError(f"{self.metric} is lower-is-better. Use at_most, not at_least.")
-        if self.at_most is not None and self.metric not in LOWER_IS_BETTER:
+        if self.at_most is not None and not is_lower_better(self.metric):
             raise ValueError(f"{self.metric} is higher-is-better. Use at_least, not at_most.")
         return self
 
@@ -101,9 +146,10 @@ class Rule(Section):
             raise ValueError("drift is already a distance to the champion's data. Use at_most.")
         if self.confidence is not None and not is_compared:
             raise ValueError("confidence needs max_regression or min_improvement in the same rule")
-        if self.confidence is not None and self.metric not in _RESAMPLED_METRICS:
+        is_resampled = self.metric in _RESAMPLED_METRICS or self.own_metric
+        if self.confidence is not None and not is_resampled:
             raise ValueError(
-                "confidence needs a metric that is made of counts "
+                "confidence needs a metric that is made of counts or of COCO "
                 f"({', '.join(sorted(_RESAMPLED_METRICS))}), got {self.metric}"
             )
         if self.within_noise == "passes" and self.confidence is None:
@@ -121,9 +167,10 @@ class Rule(Section):
                 f"The metrics of a class ({', '.join(get_args(ClassMetric))}) need it, "
                 "and the others do not take it."
             )
-        if self.of_slice is not None and self.metric not in get_args(CountedMetric):
+        is_sliced = self.metric in _SLICED_METRICS or self.own_metric
+        if self.of_slice is not None and not is_sliced:
             raise ValueError(
-                f"of_slice is for {', '.join(get_args(CountedMetric))}, got it with {self.metric}"
+                f"of_slice is for {', '.join(_SLICED_METRICS)}, got it with {self.metric}"
             )
         if self.min_skill is not None and (
             self.metric not in _SKILL_METRICS or self.of_slice is not None
@@ -132,9 +179,19 @@ class Rule(Section):
                 "min_skill is for metrics of the whole test split whose best value is 1 "
                 f"({', '.join(_SKILL_METRICS)}), got it with {self.metric}"
                 f"{' and of_slice' if self.of_slice is not None else ''}. "
-                f"Use {'at_most' if self.metric in LOWER_IS_BETTER else 'at_least'}."
+                f"Use {'at_most' if is_lower_better(self.metric) else 'at_least'}."
             )
         return self
+
+    @property
+    def own_metric(self) -> str:
+        """The path of the user's function, or ""."""
+        return self.metric if is_user_function(self.metric) else ""
+
+    @property
+    def name(self) -> str:
+        """The name of the metric in figures, for an own one that of its function."""
+        return self.metric.rpartition(":")[2]
 
     @property
     def _comparisons(self) -> tuple[float | None, float | None]:
@@ -205,12 +262,22 @@ class Evaluate(TaskSection):
         if duplicates := {title for title in titles if titles.count(title) > 1}:
             raise ValueError(f"slices must have different names, got {min(duplicates)!r} twice")
         for rule in self.gate:
+            if rule.own_metric and rule.own_metric != self.own_metrics[rule.name]:
+                raise ValueError(
+                    f"gate: {rule.own_metric} and {self.own_metrics[rule.name]} have the same "
+                    "name. Give one of the functions another one."
+                )
             if rule.of_slice is not None and rule.of_slice.partition("=")[0] not in titles:
                 raise ValueError(
                     f"gate: of_slice {rule.of_slice!r} names no slice. "
                     f"The slices are {', '.join(titles) or 'none'}."
                 )
         return self
+
+    @property
+    def own_metrics(self) -> dict[str, str]:
+        """The paths of the user's functions in the gate, by name."""
+        return {rule.name: rule.own_metric for rule in self.gate if rule.own_metric}
 
     @property
     def needs_latency(self) -> bool:

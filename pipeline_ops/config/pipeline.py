@@ -114,6 +114,15 @@ class PipelineConfig(Section):
                     f"{rule.metric} is not for {self.train.task}, "
                     f"which the model {self.train.model} is for",
                 )
+        if self.search is not None and self.search.monitor is not None:
+            known = [f"validation_{name}" for name in ("loss", *self.train.metric_names)]
+            if self.search.monitor not in known:
+                raise FieldError(
+                    "search.monitor",
+                    f"must be one of {', '.join(known)}, got {self.search.monitor}. "
+                    "train.best_checkpoint.monitor may also be a metric of the gate, and decides "
+                    "if this is null.",
+                )
         if self.train.task == "detection":
             self._validate_for_detector()
         self._validate_engine()
@@ -160,19 +169,7 @@ class PipelineConfig(Section):
             )
 
     def _validate_for_detector(self) -> None:
-        """Rejects rules, slices and formats of a classifier."""
-        for number, rule in enumerate(self.evaluate.gate):
-            if rule.confidence is not None:
-                raise FieldError(
-                    f"evaluate.gate.{number}",
-                    f"{rule.metric}: a confidence is for classifiers, "
-                    "whose examples can be drawn again",
-                )
-        if self.evaluate.slices:
-            raise FieldError(
-                "evaluate.slices",
-                f"are for classifiers, got them with the detector {self.train.model}",
-            )
+        """Rejects formats of a classifier."""
         if "tflite_int8" in self.export.formats:
             raise FieldError(
                 "export.formats",

@@ -212,7 +212,7 @@ class Preprocess(TaskSection):
     the test split than `evaluate.allowed_leaks`."""
     balance: Literal["none", "by_class"] = advanced_field("none")
     """`by_class` stores a weight for each class next to the shards, by which every class counts
-    alike. No example is doubled."""
+    alike. For a detector it is computed from the numbers of boxes. No example is doubled."""
     incremental: Incremental = advanced_field(Incremental())
     rejects: Rejects = Rejects()
     allowed_changes: list[SchemaChange] = advanced_field([])

@@ -6,10 +6,12 @@ reason. They are checked before a process starts.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from pipeline_ops.config.evaluate import DetectionMetric
 from pipeline_ops.config.fields import (
     Section,
     TaskSection,
@@ -158,6 +160,10 @@ class InputOptions(Section):
     """The order of the training examples, in which each of them comes once in an epoch. `examples`
     permutes all of them. `shards` permutes the shards, and then the examples of eight shards at a
     time, which a data set in a store needs if it is larger than `local_limit_gib`."""
+    repeat_threshold: float | None = per_run_field(None, gt=0, le=1, is_advanced=True)
+    """Repeats the images of rare classes (Gupta et al. 2019). Those of a class in a share f of the
+    training images, f below this threshold t, come sqrt(t / f) times as often. 0.001 is the value
+    for LVIS."""
     cache: Literal["none", "memory", "disk"] = operational_field("memory")
     """The place where decoded training images are kept from one epoch to the next. `memory` is each
     worker's memory. `disk`, for classification, is a file that a host's workers share."""
@@ -175,6 +181,14 @@ class InputOptions(Section):
     """The limit for this folder. Files that are not in use are removed, the oldest first, until no
     more than this is left. Of a larger data set in a store, the remaining records are read one by
     one."""
+
+    @model_validator(mode="after")
+    def _validate_order(self) -> InputOptions:
+        if self.repeat_threshold is not None and self.shuffle == "shards":
+            raise ValueError(
+                "repeat_threshold needs shuffle: examples, because copies come anywhere in an epoch"
+            )
+        return self
 
     @field_validator("local_folder")
     @classmethod
@@ -345,8 +359,14 @@ Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
 
 
-def is_lower_better(monitor: str) -> bool:
-    return monitor.endswith(("loss", "error"))
+_GATE_FIGURES: dict[Task, tuple[str, ...]] = {
+    "classification": ("macro_precision", "macro_recall", "macro_f1", "worst_class_recall"),
+    "detection": get_args(DetectionMetric),
+}
+"""The metrics of the gate that a training computes on the validation split if one is monitored.
+`_TOP_K` matches another one of a classifier: `top_3_accuracy` is the gate's `top_k_accuracy` with
+`evaluate.top_k: 3`."""
+_TOP_K = re.compile(r"top_[1-9][0-9]{0,4}_accuracy")
 
 
 Strategy = Literal[
@@ -400,7 +420,8 @@ class BestCheckpoint(Section):
     """
 
     monitor: Monitor | None = None
-    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector."""
+    """The figure. Null is `validation_accuracy`, or `validation_map_50` for a detector. It may be a
+    metric of the gate (docs/training-options.md)."""
 
 
 _SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
@@ -480,8 +501,9 @@ class Train(TaskSection):
     """The part that XLA compiles: nothing, the forward and backward pass, or the whole step with
     the optimizer. For GPUs. On CPUs, convolutions get slower."""
     class_weights: bool = per_run_field(False, is_advanced=True)
-    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. The validation
-    loss is not weighed."""
+    """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. A detector's
+    classification loss is weighed where a box of the class is. The validation loss is not
+    weighed."""
     label_smoothing: float = per_run_field(0.0, ge=0, lt=1, is_advanced=True)
     """The part of each label that is spread over all classes, in training only."""
     warm_start: str | None = per_run_field(
@@ -556,7 +578,34 @@ class Train(TaskSection):
     @property
     def metric_names(self) -> list[str]:
         """The names of all figures of the validation split besides the loss."""
-        return self.step_metric_names + (["map_50"] if self.task == "detection" else [])
+        return self.step_metric_names + self.gate_figures
+
+    @property
+    def gate_figures(self) -> list[str]:
+        """The metrics of the gate that are computed on the validation split, besides accuracy."""
+        figures = ["map_50"] if self.task == "detection" else []
+        for monitor in self._monitors.values():
+            name = monitor.removeprefix("validation_")
+            if name not in (*figures, *self.step_metric_names) and self._is_gate_figure(name):
+                figures.append(name)
+        return figures
+
+    @property
+    def _monitors(self) -> dict[str, str]:
+        """The figure that each section monitors."""
+        sections = {
+            name: getattr(self, name)
+            for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint")
+        }
+        return {
+            name: section.monitor
+            for name, section in sections.items()
+            if section and section.monitor
+        }
+
+    def _is_gate_figure(self, name: str) -> bool:
+        is_top_k = self.task == "classification" and _TOP_K.fullmatch(name)
+        return bool(is_top_k) or name in _GATE_FIGURES[self.task]
 
     @property
     def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:
@@ -595,12 +644,15 @@ class Train(TaskSection):
         self._validate_xla()
         self._validate_weights()
         self._validate_labels()
-        for name in ("early_stopping", "reduce_learning_rate", "best_checkpoint"):
-            section = getattr(self, name)
-            known = [f"validation_{metric}" for metric in ("loss", *self.metric_names)]
-            if section is not None and section.monitor not in (None, *known):
+        for name, monitor in self._monitors.items():
+            known = ["loss", *self.step_metric_names, *_GATE_FIGURES[self.task]]
+            figure = monitor.removeprefix("validation_")
+            if figure not in known and not self._is_gate_figure(figure):
+                others = "" if self.task == "detection" else ", validation_top_3_accuracy"
                 raise ValueError(
-                    f"{name}.monitor must be one of {', '.join(known)}, got {section.monitor}"
+                    f"{name}.monitor must be one of "
+                    f"{', '.join(f'validation_{figure}' for figure in known)}{others}, "
+                    f"got {monitor}"
                 )
         return self
 
@@ -768,7 +820,7 @@ class Train(TaskSection):
     def _validate_labels(self) -> None:
         """Rejects options of the other task, or of the cross-entropy beside another loss."""
         is_detector = self.task == "detection"
-        for name in ("loss", "metrics", "class_weights", "label_smoothing"):
+        for name in ("loss", "metrics", "label_smoothing"):
             if is_detector and getattr(self, name):
                 raise ValueError(f"{name} is for classification, and {self.model} is a detector")
         for name in ("class_weights", "label_smoothing"):

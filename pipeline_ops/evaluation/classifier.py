@@ -11,10 +11,10 @@ Legend: N examples, C classes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import tempfile
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline_ops.config.evaluate import Evaluate, Slice
-from pipeline_ops.errors import DataError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
@@ -34,6 +34,11 @@ from pipeline_ops.evaluation.metrics import (
     compare,
     evaluate_model,
     find_in_top_k,
+)
+from pipeline_ops.evaluation.slices import (
+    compute_slice_values,
+    join_slice_values,
+    list_features,
 )
 from pipeline_ops.input.saved_model_client import (
     EncodedBatch,
@@ -49,10 +54,6 @@ NUM_PREDICTIONS = 3
 """The number of test images in `predictions.png`."""
 Output = tuple[np.ndarray, np.ndarray]
 """The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""
-MISSING_VALUE = "(none)"
-"""The slice of an example that lacks the feature, or whose key has no folder."""
-_BUILT_IN = ("folder", "image_bytes")
-_MAX_VALUES = 100
 
 
 class ShownExample(NamedTuple):
@@ -121,7 +122,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         inputs.test_shards,
         config.batch_size,
         inputs.removed_test_positions,
-        sorted({part.by for part in config.slices if part.by not in _BUILT_IN}),
+        list_features(config.slices),
     )
     predictions = predict_all(
         clients,
@@ -132,6 +133,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         config.slices,
         job.attempt.folder,
         report,
+        _load_own_metrics(config, Path(job.request.config_file).parent),
     )
     return compute_findings(
         predictions, names, config.top_k, measure_models(config, inputs, clients)
@@ -190,17 +192,20 @@ def predict_all(
     slices: Sequence[Slice],
     scratch_folder: Path,
     report: Callable[[int], None],
+    own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] | None = None,
 ) -> Predictions:
     """Runs every model on every example.
 
     The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
-    is called after each batch with the number of examples so far.
+    is called after each batch with the number of examples so far. `own_metrics` take labels int64
+    [b] and probabilities float32 [b, C], and return float [b].
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
         different.
     """
-    models = [_allocate(num_examples, len(names), scratch_folder) for _ in clients]
+    own_metrics = own_metrics or {}
+    models = [_allocate(num_examples, len(names), scratch_folder, own_metrics) for _ in clients]
     all_labels = np.empty(num_examples, np.int64)
     values: dict[str, list[str]] = {part.title: [] for part in slices}
     mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
@@ -221,6 +226,8 @@ def predict_all(
             model.classes[place] = classes
             model.is_in_top_k[place] = find_in_top_k(finite, labels, top_k)
             model.confidences[place] = np.clip(finite[rows, classes], 0.0, 1.0)
+            for name, compute in own_metrics.items():
+                model.own[name][place] = compute(labels, finite)
             outputs.append((finite, classes))
         all_labels[place] = labels
         for name, found in compute_slice_values(batch, slices).items():
@@ -248,7 +255,40 @@ def predict_all(
     )
 
 
-def _allocate(num_examples: int, num_classes: int, folder: Path) -> ModelPredictions:
+def _load_own_metrics(
+    config: Evaluate, folder: Path
+) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """Returns functions of labels and probabilities by name, for the user's functions of logits.
+
+    The logarithms of probabilities are logits, but for a number that is added to all of an example.
+    """
+    if not config.own_metrics:
+        return {}
+    from pipeline_ops.input.tensorflow_start import tf
+    from pipeline_ops.models import load_per_example
+    from pipeline_ops.models.classification import compute_per_example
+
+    def compute(path: str, function: Any, labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        logits = tf.math.log(tf.maximum(tf.constant(scores), np.finfo(np.float32).tiny))
+        values = compute_per_example(path, function, tf.constant(labels), logits).numpy()
+        if values.shape != labels.shape or not np.isfinite(values).all():
+            raise ConfigError(
+                f"evaluate.gate: {path} must return a finite number for each example, got shape "
+                f"{values.shape} for {len(labels)} examples"
+                + ("" if np.isfinite(values).all() else f", with {values[~np.isfinite(values)][0]}")
+            )
+        found: np.ndarray = values
+        return found
+
+    return {
+        name: functools.partial(compute, path, load_per_example(path, "evaluate.gate", folder))
+        for name, path in config.own_metrics.items()
+    }
+
+
+def _allocate(
+    num_examples: int, num_classes: int, folder: Path, own_metrics: Iterable[str]
+) -> ModelPredictions:
     """The file of the scores disappears when it is no longer in use."""
     with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         # Without this, a full disk would later kill the process by a signal.
@@ -259,6 +299,7 @@ def _allocate(num_examples: int, num_classes: int, folder: Path) -> ModelPredict
         np.empty(num_examples, bool),
         np.empty(num_examples),
         scores,
+        {name: np.empty(num_examples) for name in own_metrics},
     )
 
 
@@ -317,62 +358,3 @@ def _to_shown_example(
         entry["champion_prediction"] = names[classes[i]]
         entry["champion_label_probability"] = float(probabilities[i, label])
     return ShownExample(batch.images[i], entry)
-
-
-def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
-    """Returns the value of every example of a batch, as text, for each slice."""
-    return {
-        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
-        for part in slices
-    }
-
-
-def join_slice_values(
-    values: Mapping[str, list[str]], slices: Sequence[Slice]
-) -> dict[str, np.ndarray]:
-    """Returns the values of all examples as text [N], by slice.
-
-    Raises DataError if no example has the feature, or if it has too many values for a table.
-    """
-    for part in slices:
-        distinct = set(values[part.title])
-        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
-            raise DataError(
-                f"evaluate.slices: no test example has the feature {part.by!r}. "
-                "Correct `by`, or store the feature with the examples."
-            )
-        if len(distinct) > _MAX_VALUES:
-            raise DataError(
-                f"evaluate.slices: {part.title} has {len(distinct)} values, "
-                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
-            )
-    return {name: np.array(found) for name, found in values.items()}
-
-
-def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:
-    if part.by == "folder":
-        folders = (key.split("/")[:-1][: part.folder_depth] for key in batch.keys)
-        return ["/".join(folder) or None for folder in folders]
-    if part.by == "image_bytes":
-        return [len(image) for image in batch.images]
-    return batch.features[part.by]
-
-
-def _format_value(value: str | bytes | float | None, part: Slice) -> str:
-    if value is None:
-        return MISSING_VALUE
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    edges = part.edges
-    if not edges:
-        return value if isinstance(value, str) else f"{value:g}"
-    if isinstance(value, str):
-        raise DataError(
-            f"evaluate.slices: {part.title} has edges, but {value!r} is not a number. "
-            "Remove the edges."
-        )
-    index = bisect_right(edges, value)
-    if index == 0:
-        return f"below {edges[0]:g}"
-    end = "and more" if index == len(edges) else f"to {edges[index]:g}"
-    return f"{edges[index - 1]:g} {end}"

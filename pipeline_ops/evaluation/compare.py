@@ -24,7 +24,7 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     TrainingFigures,
 )
-from pipeline_ops.config.evaluate import LOWER_IS_BETTER
+from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import describe_changes
 from pipeline_ops.evaluation.metrics import describe_metric, to_recall_points
@@ -114,7 +114,7 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
             "first": first_model.metrics[name],
             "second": value,
             "difference": value - first_model.metrics[name],
-            "direction": -1 if name in LOWER_IS_BETTER else 1,
+            "direction": -1 if is_lower_better(name) else 1,
             "first_interval": first_model.intervals.get(name),
             "second_interval": second_model.intervals.get(name),
         }

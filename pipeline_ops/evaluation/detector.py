@@ -13,19 +13,39 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation
-from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.config.evaluate import Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.evaluation.detection_draws import (
+    ClassMatches,
+    Overlaps,
+    compute_known_figures,
+    draw_figures,
+    match_classes,
+)
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
-from pipeline_ops.evaluation.metrics import Curves, Group, compute_class_figures
+from pipeline_ops.evaluation.metrics import (
+    SEED,
+    Curves,
+    Group,
+    build_drawn_group,
+    compute_class_figures,
+)
+from pipeline_ops.evaluation.slices import (
+    compute_slice_values,
+    iterate_values,
+    join_slice_values,
+    list_features,
+)
 from pipeline_ops.input.saved_model_client import (
     DETECTOR_OUTPUTS,
     EncodedBatch,
+    ImageDetections,
     SavedModelClient,
     TrueBoxes,
     read_true_boxes,
@@ -47,34 +67,18 @@ _COCO_METRICS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageDetections:
-    """The answer of one model to one image.
-
-    `boxes`: float [D, 4], ymin xmin ymax xmax as fractions. `classes`: int [D]. `scores`: float
-    [D].
-    """
-
-    boxes: np.ndarray
-    classes: np.ndarray
-    scores: np.ndarray
-
-    def filter_by_score(self, min_score: float) -> ImageDetections:
-        """Returns the detections with at least this score."""
-        kept = self.scores >= min_score
-        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
-
-
-@dataclasses.dataclass(frozen=True)
 class DetectionEvaluation:
     """COCO's twelve figures, without those of sizes that no box has, and figures by class.
 
     Curves are at an overlap of 0.5. A class without a true box has neither curve nor averages.
+    `overlaps` are those of detections and true boxes, by image and class.
     """
 
     metrics: dict[str, float]
     average_precisions: dict[str, float]
     average_precisions_50: dict[str, float]
     curves: Curves
+    overlaps: Overlaps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,7 @@ class DetectorFindings:
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
     slices: Sequence[Group] = ()
-    seeds: dict[str, int] = dataclasses.field(default_factory=dict)
+    seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
     @property
     def curves(self) -> list[Curves]:
@@ -110,16 +114,20 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
     ]
-    scenes = list(read_true_boxes(inputs.test_shards, inputs.removed_test_positions))
+    features = list_features(config.slices)
+    scenes = list(read_true_boxes(inputs.test_shards, inputs.removed_test_positions, features))
     if len(scenes) != inputs.num_test_examples:
         raise DataError(
             f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
             f"the manifest lists {inputs.num_test_examples}. Run preprocess again."
         )
+    slices = _compute_slices(scenes, config.slices)
     detections = _detect_all(job, config, clients, scenes)
-    evaluations, models, thresholds, sizes = [], [], [], []
+    evaluations, models, matches, thresholds, sizes = [], [], [], [], []
     for found, measures in zip(detections, measure_models(config, inputs, clients), strict=True):
         evaluations.append(evaluate_boxes(scenes, found, size, names))
+        overlaps = evaluations[-1].overlaps
+        matches.append(match_classes(scenes, found, overlaps, size, len(names)))
         thresholds.append(recommend_min_score(scenes, found))
         confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
         sizes.append(by_size)
@@ -138,13 +146,51 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         )
     baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
     return DetectorFindings(
-        Group(len(scenes), models[0], models[1] if models[1:] else None, baseline=baseline),
+        build_drawn_group(
+            len(scenes),
+            models,
+            (draw_figures(each, len(scenes)) for each in matches),
+            baseline=baseline,
+        ),
         evaluations,
         sizes[0],
         scenes,
         detections[0],
         thresholds[0],
+        build_slice_groups(matches, slices),
     )
+
+
+def _compute_slices(scenes: Sequence[TrueBoxes], slices: Sequence[Slice]) -> dict[str, np.ndarray]:
+    batch = EncodedBatch(
+        [scene.key for scene in scenes],
+        np.array([scene.image for scene in scenes], object),
+        np.full(len(scenes), -1),
+        {name: [scene.features[name] for scene in scenes] for name in list_features(slices)},
+    )
+    return join_slice_values(compute_slice_values(batch, slices), slices)
+
+
+def build_slice_groups(
+    models: Sequence[Sequence[ClassMatches]], slices: Mapping[str, np.ndarray]
+) -> list[Group]:
+    """Returns a group with COCO's figures for each value of each slice.
+
+    `models` are the matches of each model. `slices` has the value (text, [N]) of every image, by
+    the slice's name.
+    """
+    groups = []
+    for name, value, indexes in iterate_values(slices):
+        parts = [[each.select(indexes) for each in matches] for matches in models]
+        evaluations = [
+            ModelEvaluation(
+                metrics=compute_known_figures(part, len(indexes)), classes=[], confusion=[]
+            )
+            for part in parts
+        ]
+        draws = (draw_figures(part, len(indexes)) for part in parts)
+        groups.append(build_drawn_group(len(indexes), evaluations, draws, name, value))
+    return groups
 
 
 def _detect_all(
@@ -332,6 +378,7 @@ def evaluate_boxes(
         {name: float(values.mean()) for name, values in found.items()},
         {name: float(values[0].mean()) for name, values in found.items()},
         {name: values[0] for name, values in found.items()},
+        evaluator.ious,
     )
 
 

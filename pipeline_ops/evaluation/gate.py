@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 
 from pipeline_ops.artifacts.results import RuleVerdict
-from pipeline_ops.config.evaluate import LOWER_IS_BETTER, Measure, Rule
+from pipeline_ops.config.evaluate import Measure, Rule, is_lower_better
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.metrics import Group
@@ -85,7 +85,7 @@ def judge(
 def _select_subjects(
     rule: Rule, whole: Group, slices: Sequence[Group], drift: float | None
 ) -> Iterator[Subject]:
-    metric = rule.metric
+    metric = rule.name
     if metric == "drift":
         yield Subject(metric, "", whole.num_examples, drift)
         return
@@ -207,12 +207,13 @@ def _judge_margin(
         # Each end of the interval holds at the rule's confidence by itself.
         quantiles = [1 - rule.confidence, rule.confidence]
         low, high = np.quantile(subject.differences, quantiles).tolist()
-        is_within_noise = low <= threshold < high
+        least, most = (-high, -low) if is_lower_better(rule.metric) else (low, high)
+        is_within_noise = least <= threshold < most
         if is_within_noise:
             passed = rule.within_noise == "passes"
             outcome = f"within noise, which {rule.within_noise}"
         else:
-            passed = low > threshold
+            passed = least > threshold
             outcome = "shown" if passed else "refuted"
         return subject.build_verdict(
             passed,
@@ -231,7 +232,7 @@ def _judge_margin(
     if abs(difference) > _TOLERANCE:
         side = "above" if difference > 0 else "below"
         comparison = f"is {size} {side} the champion's {champion}"
-    gain = -difference if rule.metric in LOWER_IS_BETTER else difference
+    gain = -difference if is_lower_better(rule.metric) else difference
     text = f"{shown} {comparison} ({terms.format(allowed)})"
     return subject.build_verdict(gain > threshold, text, bound=margin)
 

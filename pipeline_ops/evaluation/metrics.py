@@ -11,7 +11,7 @@ Legend: N examples, C classes, K cells, B draws.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from pipeline_ops.artifacts.results import (
     ModelEvaluation,
     SliceFigures,
 )
+from pipeline_ops.evaluation.slices import iterate_values
 
 NUM_SAMPLES, SEED = 1000, 1
 """The draws of the test examples for every interval, and their seed."""
@@ -56,13 +57,15 @@ class ModelPredictions:
 
     `classes`: int64 [N]. `is_in_top_k`: bool [N], whether the label is among the k most probable
     classes. `confidences`: float [N], the probability of the answer. `scores`: float [C, N], the
-    probabilities, by class because each class is evaluated by itself.
+    probabilities, by class because each class is evaluated by itself. `own`: float [N] for each
+    metric of the user's own, by name.
     """
 
     classes: np.ndarray
     is_in_top_k: np.ndarray
     confidences: np.ndarray
     scores: np.ndarray
+    own: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def select(self, indexes: np.ndarray) -> ModelPredictions:
         """Returns the answers to some of the examples, without their scores."""
@@ -71,6 +74,7 @@ class ModelPredictions:
             self.is_in_top_k[indexes],
             self.confidences[indexes],
             np.empty((0, len(indexes))),
+            {name: values[indexes] for name, values in self.own.items()},
         )
 
 
@@ -149,7 +153,8 @@ def evaluate_counts(
     confusion = confusion.reshape(size, size)
     metrics = _compute_metrics(labels, predictions.classes, predictions.is_in_top_k, once, size)
     return ModelEvaluation(
-        metrics={name: float(value[0]) for name, value in metrics.items() if value.ndim == 1},
+        metrics={name: float(value[0]) for name, value in metrics.items() if value.ndim == 1}
+        | {name: float(values.mean()) for name, values in predictions.own.items()},
         classes=compute_class_figures(confusion, class_names),
         confusion=confusion.tolist(),
     )
@@ -189,7 +194,7 @@ def draw_samples(
     answers = [column for model in models for column in (model.classes, model.is_in_top_k)]
     cells, counts = np.unique(np.stack([labels, *answers]), axis=1, return_counts=True)
     blocks: list[list[dict[str, np.ndarray]]] = [[] for _ in models]
-    for weights in _draw_weights(counts, samples, seed):
+    for weights in draw_weights(counts, samples, seed, len(counts)):
         for index, block in enumerate(blocks):
             classes, is_in_top_k = cells[1 + 2 * index : 3 + 2 * index]
             block.append(_compute_metrics(cells[0], classes, is_in_top_k, weights, num_classes))
@@ -199,10 +204,28 @@ def draw_samples(
     ]
 
 
-def _draw_weights(counts: np.ndarray, samples: int, seed: int) -> Iterator[np.ndarray]:
+def _draw_means(
+    models: Sequence[Mapping[str, np.ndarray]], num_examples: int
+) -> list[dict[str, np.ndarray]]:
+    """Returns draws of the mean of each metric of each model, float64 [B] by name.
+
+    All models see the same draws of the examples.
+    """
+    means: list[dict[str, list[np.ndarray]]] = [{name: [] for name in model} for model in models]
+    blocks = draw_weights(np.ones(num_examples), NUM_SAMPLES, SEED, num_examples)
+    for weights in blocks if any(models) else ():
+        for model, found in zip(models, means, strict=True):
+            for name, values in model.items():
+                found[name].append(weights @ values / num_examples)
+    return [{name: np.concatenate(parts) for name, parts in found.items()} for found in means]
+
+
+def draw_weights(
+    counts: np.ndarray, samples: int, seed: int, values_per_draw: int
+) -> Iterator[np.ndarray]:
     """Yields blocks of draws: int64 [b, K]. The block size does not change the numbers."""
     generator, total = np.random.default_rng(seed), int(counts.sum())
-    rows = max(1, _MAX_BLOCK_VALUES // len(counts))
+    rows = max(1, _MAX_BLOCK_VALUES // values_per_draw)
     for start in range(0, samples, rows):
         yield generator.multinomial(total, counts / total, size=min(rows, samples - start))
 
@@ -346,7 +369,7 @@ class Group:
     differences: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Draws of challenger minus champion, by metric: [B], or [B, C] for the metric of a class.
 
-    Empty without a champion. It has only metrics that are made of counts, so none of a detector.
+    Empty without a champion. A classifier has only metrics that are made of counts.
     """
     baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The metrics of a model that has not looked at the images. Empty for a slice."""
@@ -388,29 +411,55 @@ def build_group(
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
     Answers and figures are those of the challenger and, if there is one, of the champion.
     """
+    counted = draw_samples(labels, predictions, len(evaluations[0].classes))
+    own = _draw_means([each.own for each in predictions], len(labels))
+    draws = [counts | means for counts, means in zip(counted, own, strict=True)]
+    group = build_drawn_group(len(labels), evaluations, draws, slice, value, baseline)
+    metrics, intervals = group.challenger.metrics, dict(group.challenger.intervals)
+    for name in _PROPORTIONS:
+        right = round(metrics[name] * len(labels))
+        intervals[name] = compute_wilson_interval_95(right, len(labels))
+    challenger = group.challenger.model_copy(update={"intervals": intervals})
+    return dataclasses.replace(group, challenger=challenger)
+
+
+def build_drawn_group(
+    num_examples: int,
+    evaluations: Sequence[ModelEvaluation],
+    draws: Iterable[Mapping[str, np.ndarray]],
+    slice: str = "",
+    value: str = "",
+    baseline: Mapping[str, float] | None = None,
+) -> Group:
+    """Returns a group with 95 % intervals of the metrics that have draws.
+
+    `draws` has those of each model. A draw without the metric is NaN, and is left out.
+    """
     challenger, *champions = evaluations
-    draws, *others = draw_samples(labels, predictions, len(challenger.classes))
+    own, *others = draws
     intervals = {
-        name: compute_wilson_interval_95(round(challenger.metrics[name] * len(labels)), len(labels))
-        if name in _PROPORTIONS
-        else compute_interval_95(values)
-        for name, values in draws.items()
-        if values.ndim == 1
+        name: compute_interval_95(_drop_undefined(values))
+        for name, values in own.items()
+        if name in challenger.metrics
     }
     return Group(
-        len(labels),
+        num_examples,
         challenger.model_copy(update={"intervals": intervals}),
         champions[0] if champions else None,
         slice,
         value,
         {
-            name: values - others[0][name]
-            for name, values in (draws.items() if others else ())
+            name: _drop_undefined(values - others[0][name])
+            for name, values in (own.items() if others else ())
             # No rule has both a class and a slice, and the draws of the classes are large.
-            if not slice or values.ndim == 1
+            if name in challenger.metrics or (values.ndim == 2 and not slice)
         },
         baseline or {},
     )
+
+
+def _drop_undefined(draws: np.ndarray) -> np.ndarray:
+    return draws[~np.isnan(draws)] if draws.ndim == 1 else draws
 
 
 def build_slice_groups(
@@ -424,19 +473,8 @@ def build_slice_groups(
     `slices` has the value (text, [N]) of every example, by the slice's name.
     """
     found = []
-    for name, values in slices.items():
-        # Ranges are sorted by their lower end, which begins their text, other values by name.
-        for value in sorted(set(values.tolist()), key=lambda each: (_parse_lower_end(each), each)):
-            indexes = np.flatnonzero(values == value)
-            models = [each.select(indexes) for each in predictions]
-            evaluations = [evaluate_counts(labels[indexes], model, class_names) for model in models]
-            found.append(build_group(labels[indexes], models, evaluations, name, value))
+    for name, value, indexes in iterate_values(slices):
+        models = [each.select(indexes) for each in predictions]
+        evaluations = [evaluate_counts(labels[indexes], model, class_names) for model in models]
+        found.append(build_group(labels[indexes], models, evaluations, name, value))
     return found
-
-
-def _parse_lower_end(value: str) -> float:
-    word = value.split(" ")[0]
-    try:
-        return float("-inf") if word == "below" else float(word)
-    except ValueError:
-        return float("inf")

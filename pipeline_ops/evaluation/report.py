@@ -31,14 +31,14 @@ from pipeline_ops.artifacts.results import (
     TrainingFigures,
     compare_with_baseline,
 )
-from pipeline_ops.config.evaluate import LOWER_IS_BETTER
+from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,
     ClassifierFindings,
     rank_key,
 )
-from pipeline_ops.evaluation.detector import DetectorFindings, ImageDetections, match
+from pipeline_ops.evaluation.detector import DetectorFindings, match
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
     METRIC_NAMES,
@@ -47,7 +47,7 @@ from pipeline_ops.evaluation.metrics import (
     describe_metric,
     to_recall_points,
 )
-from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
@@ -147,6 +147,7 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
         last_metrics=last_metrics[:_NUM_LAST_METRICS],
         to_data_uri=to_data_uri,
+        num_samples=NUM_SAMPLES,
         **values,
     )
 
@@ -163,16 +164,20 @@ def _describe_classifier(
     ]
     models = [figures.challenger, *([figures.champion] if figures.champion else [])]
     return {
-        "num_samples": NUM_SAMPLES,
-        "metric_texts": {name: describe_metric(name, top_k) for name in METRIC_NAMES},
-        "lower_is_better": LOWER_IS_BETTER,
+        "metric_texts": {
+            name: describe_metric(name, top_k)
+            for name in dict.fromkeys((*METRIC_NAMES, *figures.challenger.metrics))
+        },
+        "is_lower_better": is_lower_better,
+        # The others have no common scale.
+        "metrics_on_scale": [name for name in METRIC_NAMES if not is_lower_better(name)],
         "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
             for model in models
             for name, value in model.metrics.items()
-            if name not in LOWER_IS_BETTER
+            if name in METRIC_NAMES and not is_lower_better(name)
         ),
         "slice_scale_start": _find_scale_start(
             value

@@ -106,6 +106,54 @@ class GlobalOrder:
         return range(self.num_shards)
 
 
+class RepeatedOrder:
+    """A permutation of the whole split in which some examples come several times.
+
+    Args:
+      factors_N: float64 [N], the mean number of copies of each example, 1 or more. In each round
+        an example has the next smaller or the next larger whole number of copies.
+
+    A round is a number of positions, the sum of the factors. It takes the place of an epoch.
+    """
+
+    def __init__(self, factors_N: np.ndarray, seed: int, num_shards: int = 0):
+        total = int(np.ceil(factors_N.sum()))
+        self._ends_N = np.cumsum(factors_N) * (total / factors_N.sum())
+        self._ends_N[-1] = total
+        self._order, self._seed = GlobalOrder(total, seed, num_shards), seed
+        self.list_upcoming_shards = self._order.list_upcoming_shards
+
+    def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (positions_b, examples_b), both int64.
+
+        The positions take the place of epochs, so that each copy has its own random changes. A
+        round puts points at a distance of 1 on the line of the factors, from a random start on, and
+        each example has as many copies as there are points on its part.
+        """
+        rounds_b, places_b = self._order.compute(positions_b)
+        rng = StatelessRandom(self._seed, rounds_b, tf.zeros_like(rounds_b))
+        starts_b = tf.cast(rng.uniform(_SHARD_DRAW), tf.float64)
+        points_b = tf.cast(places_b, tf.float64) + starts_b
+        return positions_b, tf.searchsorted(self._ends_N, points_b, "right", tf.int64)
+
+
+def compute_repeat_factors(
+    examples_P: np.ndarray, classes_P: np.ndarray, num_examples: int, threshold: float
+) -> np.ndarray:
+    """Returns float64 [N], the repeat factor of each example (Gupta et al. 2019, section 5.2).
+
+    It is the largest one of its classes, and 1 without any. The factor of a class is
+    max(1, sqrt(threshold / share)), with the share of the examples that hold it. `examples_P` and
+    `classes_P` are pairs of an example and a class, which may come several times.
+    """
+    examples_Q, classes_Q = np.unique(np.stack([examples_P, classes_P]), axis=1)
+    shares_C = np.bincount(classes_Q) / num_examples
+    factors_N = np.ones(num_examples)
+    found_Q = np.sqrt(threshold / shares_C[classes_Q])
+    np.maximum.at(factors_N, examples_Q, found_Q)
+    return factors_N
+
+
 class WindowOrder:
     """A permutation of the shards in each epoch, and of the examples of each window of it.
 
@@ -186,7 +234,7 @@ class WindowOrder:
         return tf.stack([draw_word(word) for word in range(3)], axis=1)
 
 
-ExampleOrder = GlobalOrder | WindowOrder
+ExampleOrder = GlobalOrder | RepeatedOrder | WindowOrder
 """The numbers of the examples at the positions of the order."""
 
 

@@ -37,7 +37,14 @@ from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_pa
 from pipeline_ops.config.train import AugmentOptions, InputOptions
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import Augmentation, ImageAugmentation
-from pipeline_ops.input.order import ExampleOrder, GlobalOrder, StatelessRandom, WindowOrder
+from pipeline_ops.input.order import (
+    ExampleOrder,
+    GlobalOrder,
+    RepeatedOrder,
+    StatelessRandom,
+    WindowOrder,
+    compute_repeat_factors,
+)
 from pipeline_ops.input.streaming import (
     RecordReader,
     RemoteShard,
@@ -66,7 +73,7 @@ _MAX_STREAMED_BYTES_IN_MEMORY = 32 << 20
 _MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
 _PATIENCE_SECONDS = 1.0
 _PARSE_BATCH = 64
-_OFFSETS = "offsets.npz"
+_OFFSETS, _CLASSES = "offsets.npz", "classes.npz"
 _MAX_STEPS = 1 << 40
 UNCHANGED = ImageAugmentation(AugmentOptions())
 
@@ -80,6 +87,8 @@ class SplitShards:
       removed: the positions of removed records, for each shard. Empty if no shard has any.
       shard_sizes: the number of examples of each shard without removed ones.
       remote: reads the shards if they are streamed from a store.
+      repeat_factors: float64 [N], the mean number of copies of each example in the order. None is
+        one copy of each.
     """
 
     paths: tuple[str, ...]
@@ -88,6 +97,7 @@ class SplitShards:
     removed: tuple[tuple[int, ...], ...] = ()
     shard_sizes: tuple[int, ...] = ()
     remote: RemoteSplit | None = None
+    repeat_factors: np.ndarray | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -143,9 +153,41 @@ def make_order(split: SplitShards, seed: int, window: int | None) -> ExampleOrde
     """Makes the order of a split. `window` is the number of shards whose examples are permuted
     together. None permutes the whole split.
     """
+    if split.repeat_factors is not None:
+        return RepeatedOrder(split.repeat_factors, seed, len(split.paths))
     if window is None:
         return GlobalOrder(split.num_examples, seed, len(split.paths))
     return WindowOrder(split.shard_sizes, seed, window)
+
+
+def repeat_rare_classes(
+    split: SplitShards,
+    parse: Parse,
+    list_classes: Callable[[Any], tf.Tensor],
+    threshold: float,
+    cache: HostCache,
+) -> SplitShards:
+    """Returns the split with the repeat factors of its examples.
+
+    The labels of all examples are read once, and their classes are kept in the host's cache.
+    `list_classes` takes labels and returns int64 [b, n], -1 for none.
+    """
+
+    def write(folder: Path) -> None:
+        start, pairs = 0, [np.empty((2, 0), np.int64)]
+        batches = read_batches(split, _PARSE_BATCH)
+        labels = batches.map(lambda serialized_b: list_classes(parse(serialized_b)[1]))
+        for classes_bn in iterate_records(labels, split.paths):
+            examples, columns = np.nonzero(classes_bn >= 0)
+            pairs.append(np.stack([start + examples, classes_bn[examples, columns]]))
+            start += len(classes_bn)
+        split.release()
+        _save_arrays(folder / _CLASSES, [np.concatenate(pairs, axis=1)])
+
+    digest = compute_digest([_CLASSES, _compute_split_digest(split)])
+    [(examples, classes)] = _load_arrays(cache.get_or_create("parsed", digest, write) / _CLASSES)
+    factors = compute_repeat_factors(examples, classes, split.num_examples, threshold)
+    return dataclasses.replace(split, repeat_factors=factors)
 
 
 def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> tf.data.Dataset:

@@ -101,6 +101,7 @@ class TrueBoxes:
       boxes: float [n, 4], ymin xmin ymax xmax as fractions.
       classes: int [n].
       is_crowd: bool [n].
+      features: the first value of each other requested feature, None where the example lacks it.
     """
 
     key: str
@@ -108,12 +109,36 @@ class TrueBoxes:
     boxes: np.ndarray
     classes: np.ndarray
     is_crowd: np.ndarray
+    features: dict[str, bytes | int | float | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDetections:
+    """The answer of one model to one image.
+
+    `boxes`: float [D, 4], ymin xmin ymax xmax as fractions. `classes`: int [D]. `scores`: float
+    [D].
+    """
+
+    boxes: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+
+    def filter_by_score(self, min_score: float) -> ImageDetections:
+        """Returns the detections with at least this score."""
+        kept = self.scores >= min_score
+        return ImageDetections(self.boxes[kept], self.classes[kept], self.scores[kept])
 
 
 def read_true_boxes(
-    paths: Sequence[str], removed: Sequence[Sequence[int]] = ()
+    paths: Sequence[str],
+    removed: Sequence[Sequence[int]] = (),
+    other_features: Sequence[str] = (),
 ) -> Iterator[TrueBoxes]:
-    """Yields every example of the shards, in their order."""
+    """Yields every example of the shards, in their order.
+
+    `other_features` has the names of the other features to read from each example.
+    """
     from pipeline_ops.input.reading import iterate_records, read_records
     from pipeline_ops.input.tensorflow_start import tf
 
@@ -125,12 +150,19 @@ def read_true_boxes(
         parsed = tf.io.parse_single_example(serialized, features)
         corners = tf.stack([parsed[edge].values for edge in BOX_EDGES], -1)
         values = [parsed[name].values for name in (BOX_LABEL, BOX_IS_CROWD)]
-        return parsed[KEY], parsed[ENCODED], corners, *values
+        rest = serialized if other_features else tf.constant(b"")
+        return rest, parsed[KEY], parsed[ENCODED], corners, *values
 
     records = read_records(paths, removed).map(parse).prefetch(8)
-    for key, image, boxes, classes, is_crowd in iterate_records(records, paths):
+    for rest, key, image, boxes, classes, is_crowd in iterate_records(records, paths):
+        found = _read_features([rest], other_features)
         yield TrueBoxes(
-            key.decode("utf-8", "backslashreplace"), image, boxes, classes, is_crowd > 0
+            key.decode("utf-8", "backslashreplace"),
+            image,
+            boxes,
+            classes,
+            is_crowd > 0,
+            {name: values[0] for name, values in found.items()},
         )
 
 

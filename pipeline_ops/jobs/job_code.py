@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import PACKAGES, digest_all_sources
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
@@ -33,6 +34,8 @@ def add_user_files(request: Request) -> Request:
     paths: dict[str, str] = {}
     if train := request.config if request.job == "train" else training and training.train:
         paths |= digest_user_code(Train.model_validate(train), folder)
+    if request.job == "evaluate":
+        paths |= digest_user_code(Evaluate.model_validate(request.config), folder)
     if request.job == "preprocess":
         paths |= digest_source_code(Preprocess.model_validate(request.config).source, folder)
     files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
@@ -82,6 +85,8 @@ def _digest_own_code(request: Request) -> dict[str, str]:
     match request.job:
         case "train":
             return digest_user_code(Train.model_validate(request.config), folder)
+        case "evaluate":
+            return digest_user_code(Evaluate.model_validate(request.config), folder)
         case "preprocess":
             config = Preprocess.model_validate(request.config)
             stages = digest_stage_code([stage.name for stage in config.stages])

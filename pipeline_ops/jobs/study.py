@@ -28,8 +28,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from pipeline_ops.artifacts.layout import lock_file, work_folder
+from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.config.search import Search
-from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import DataError, Pruned
 from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.jobs.request import PlannedTrial

@@ -116,14 +116,21 @@ class CenterHead(Head):
     metrics = ("heat_loss", "box_iou")
     max_boxes = None
 
-    def compute_sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
+    def compute_sums(
+        self,
+        outputs: dict[str, tf.Tensor],
+        labels: Boxes,
+        class_weights: tf.Tensor | float = 1.0,
+    ) -> tf.Tensor:
         """Returns float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes'
         IoU, and the number of boxes.
         """
         targets = self.build_targets(labels)
         # The focal loss of CornerNet (Law and Deng 2018, equation 1, alpha 2, beta 4).
         background = tf.where(targets.is_ignored[..., None], 0.0, (1 - targets.heat) ** 4)
-        losses = compute_focal_losses(outputs["heat"], targets.heat >= 0.999, 1.0, background)
+        losses = compute_focal_losses(
+            outputs["heat"], targets.heat >= 0.999, class_weights, background
+        )
         heat_loss = tf.reduce_sum(losses)
         corners = self._to_corners(outputs["sides"])
         intersections, unions = compute_overlaps(corners, targets.corners)

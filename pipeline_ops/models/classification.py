@@ -7,7 +7,7 @@ model may also end in softmax.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -40,10 +40,12 @@ class Classification:
       label_smoothing: the share of each label that is spread over all classes in training.
       loss: the function that replaces the cross-entropy.
       metrics: metrics in addition to accuracy, by name.
+      figures: metrics of an evaluation that are made of counts: `macro_precision`, `macro_recall`,
+        `macro_f1`, `worst_class_recall`, and `top_3_accuracy` or with another number.
+      num_classes: the number of classes, for `figures`.
     """
 
     counts_examples = True
-    num_counts = 0
     evaluation_batch_size = 256
 
     def __init__(
@@ -53,8 +55,14 @@ class Classification:
         label_smoothing: float = 0.0,
         loss: PerExample | None = None,
         metrics: Mapping[str, PerExample] | None = None,
+        figures: Sequence[str] = (),
+        num_classes: int = 0,
     ):
         self._image_shape = image_shape
+        self._figures, self._num_classes = tuple(figures), num_classes
+        # Of each figure `top_3_accuracy`, the number.
+        self._tops = [int(name.split("_")[1]) for name in figures if name.startswith("top_")]
+        self.num_counts = 3 * num_classes + len(self._tops) if figures else 0
         self._class_weights, self._label_smoothing = class_weights, label_smoothing
         self._loss, self._metrics = loss, dict(metrics or {})
         self.metrics = ("accuracy", *self._metrics)
@@ -66,6 +74,9 @@ class Classification:
         features = tf.io.parse_example(serialized_b, _FEATURES)
         return decode_images(features[ENCODED], self._image_shape), features[LABEL]
 
+    def list_classes(self, labels: tf.Tensor) -> tf.Tensor:
+        return labels[:, None]
+
     def compute_batch_sums(
         self, outputs: tf.Tensor, labels: tf.Tensor, training: bool
     ) -> BatchSums:
@@ -76,14 +87,50 @@ class Classification:
             correct,
             *(compute_per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
         ]
+        sums = tf.stack([tf.reduce_sum(values) for values in metrics])
+        if not training and self._figures:
+            sums = tf.concat([sums, self._count(logits, labels)], axis=0)
         return BatchSums(
             tf.reduce_sum(self._compute_losses(logits, labels, training)),
-            tf.stack([tf.reduce_sum(values) for values in metrics]),
+            sums,
             tf.cast(tf.size(labels), tf.float32),
         )
 
+    def _count(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [num_counts]: the right answers, the answers and the examples of each
+        class, and for each number k the examples whose label is among the k largest logits.
+        """
+        answers, once = tf.argmax(logits, axis=-1), tf.ones_like(labels, tf.float32)
+        right = tf.cast(tf.equal(answers, labels), tf.float32)
+        counts = [
+            tf.math.unsorted_segment_sum(values, classes, self._num_classes)
+            for values, classes in ((right, labels), (once, answers), (once, labels))
+        ]
+        own = tf.gather(logits, labels, batch_dims=1)[:, None]
+        # As in `evaluation.metrics.find_in_top_k`.
+        comes_later = tf.range(logits.shape[-1], dtype=labels.dtype) > labels[:, None]
+        is_before = tf.where(comes_later, logits >= own, logits > own)
+        rank = tf.math.count_nonzero(is_before, axis=1)
+        tops = [tf.math.count_nonzero(rank < k, dtype=tf.float32)[None] for k in self._tops]
+        return tf.concat([*counts, *tops], axis=0)
+
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        return {}
+        """Returns the figures. Means leave out classes without examples. 0 / 0 is 0."""
+        if not self._figures:
+            return {}
+        by_class, tops = np.split(counts.astype(np.float64), [3 * self._num_classes])
+        right, predicted, support = by_class.reshape(3, -1)[:, by_class[-self._num_classes :] > 0]
+        num_examples = max(support.sum(), 1.0)
+        found = {
+            f"top_{k}_accuracy": top / num_examples for k, top in zip(self._tops, tops, strict=True)
+        }
+        if len(support):
+            recalls = right / support
+            found["macro_precision"] = (right / np.maximum(predicted, 1)).mean()
+            found["macro_recall"] = recalls.mean()
+            found["macro_f1"] = (2 * right / (support + predicted)).mean()
+            found["worst_class_recall"] = recalls.min()
+        return {name: float(found.get(name, 0.0)) for name in self._figures}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self._loss is not None:

@@ -11,11 +11,12 @@ A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width.
 size of the image.
 
 Legend: B batch, N boxes of an image (padded), K candidates, D detections, C classes, R ranges of
-scores.
+scores, T overlaps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,35 @@ _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
 _RECALLS = np.linspace(0.0, 1.0, 101)
 """The recalls at which COCO reads the curve of precisions."""
+
+
+class _Figure(NamedTuple):
+    """One of COCO's figures.
+
+    A precision if `limit` is None, otherwise the recall with up to `limit` detections of a class in
+    an image. Boxes with an area in pixels outside of `areas` are ignored.
+    """
+
+    overlaps: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
+    areas: tuple[float, float] = (0.0, 1e10)
+    limit: int | None = None
+
+
+_SMALL, _MEDIUM, _LARGE = (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10)
+_FIGURES = {
+    "map": _Figure(),
+    "map_50": _Figure((0.5,)),
+    "map_75": _Figure((0.75,)),
+    "map_small": _Figure(areas=_SMALL),
+    "map_medium": _Figure(areas=_MEDIUM),
+    "map_large": _Figure(areas=_LARGE),
+    "mar_1": _Figure(limit=1),
+    "mar_10": _Figure(limit=10),
+    "mar_100": _Figure(limit=100),
+    "mar_small": _Figure(areas=_SMALL, limit=100),
+    "mar_medium": _Figure(areas=_MEDIUM, limit=100),
+    "mar_large": _Figure(areas=_LARGE, limit=100),
+}
 
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
@@ -97,8 +127,14 @@ class Head(Protocol):
     is an error. None pads to the image with the most boxes.
     """
 
-    def compute_sums(self, outputs: Any, labels: Boxes) -> tf.Tensor:
-        """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count."""
+    def compute_sums(
+        self, outputs: Any, labels: Boxes, class_weights: tf.Tensor | float = 1.0
+    ) -> tf.Tensor:
+        """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count.
+
+        `class_weights`, float32 [C], are factors of the classification loss where a box of the
+        class is.
+        """
         ...
 
     def find_candidates(self, outputs: Any) -> Candidates:
@@ -131,14 +167,27 @@ def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) 
 
 
 class Detection:
-    """The task of a model whose outputs a head interprets."""
+    """The task of a model whose outputs a head interprets.
+
+    `figures` are those of COCO's figures that an evaluation computes. `class_weights` are the
+    factors of each class's loss in training, by index.
+    """
 
     counts_examples = False
     evaluation_batch_size = 32
 
-    def __init__(self, image_shape: tuple[int, int, int], head: Head):
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        head: Head,
+        figures: Sequence[str] = ("map_50",),
+        class_weights: Sequence[float] | None = None,
+    ):
+        self._class_weights = class_weights
         self._image_shape, self.head, self.metrics = image_shape, head, head.metrics
-        self.num_counts = head.num_classes * (2 * _NUM_RANGES + 1)
+        self._figures = tuple(figures)
+        self._ends = np.cumsum([head.num_classes * _count_columns(name) for name in figures])
+        self.num_counts = int(self._ends[-1])
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, Boxes]:
         """Returns images uint8 [b, H, W, C] and their boxes.
@@ -163,16 +212,35 @@ class Detection:
             corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
         )
 
+    def list_classes(self, labels: Boxes) -> tf.Tensor:
+        return tf.where(labels.is_learned, tf.cast(labels.classes, tf.int64), -1)
+
     def compute_batch_sums(self, outputs: Any, labels: Boxes, training: bool) -> BatchSums:
-        sums = self.head.compute_sums(outputs, labels)
+        is_weighted = training and self._class_weights is not None
+        weights = tf.constant(self._class_weights, tf.float32) if is_weighted else 1.0
+        sums = self.head.compute_sums(outputs, labels, weights)
         metrics = sums[1:-1]
         if not training:
-            counts = count_detections(self.head.detect(outputs), labels, self.head.num_classes)
-            metrics = tf.concat([metrics, tf.reshape(counts, [-1])], axis=0)
+            found, (height, width, _) = self.head.detect(outputs), self._image_shape
+            counts = [
+                count_detections(name, found, labels, self.head.num_classes, height * width)
+                for name in self._figures
+            ]
+            metrics = tf.concat([metrics, *(tf.reshape(each, [-1]) for each in counts)], axis=0)
         return BatchSums(sums[0], metrics, sums[-1])
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        return {"map_50": compute_map_50(counts.reshape(self.head.num_classes, -1))}
+        parts = zip(self._figures, np.split(counts, self._ends[:-1]), strict=True)
+        return {
+            name: compute_figure(name, part.reshape(self.head.num_classes, -1))
+            for name, part in parts
+        }
+
+
+def _count_columns(name: str) -> int:
+    """Returns the number of counts of each class for a figure."""
+    figure = _FIGURES[name]
+    return 2 if figure.limit else len(figure.overlaps) * 2 * _NUM_RANGES + 1
 
 
 def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -253,21 +321,31 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
     )
 
 
-def count_detections(found: Detections, labels: Boxes, num_classes: int) -> tf.Tensor:
-    """Counts right and wrong detections of a batch, and true boxes, for `compute_map_50`.
+def count_detections(
+    name: str, found: Detections, labels: Boxes, num_classes: int, num_pixels: int
+) -> tf.Tensor:
+    """Counts right and wrong detections of a batch, and true boxes, for `compute_figure`.
 
-    COCO's figure needs all detections of a split in one place, in the order of their scores. Counts
-    by class and range of scores add up over batches and workers.
+    COCO's precision needs all detections of a split in one place, in the order of their scores.
+    Counts by class and range of scores add up over batches and workers. A recall needs no order.
 
-    Returns float32 [C, 2 * R + 1]: right ones by range, wrong ones by range, and the number of true
-    boxes. A detection in a crowd is neither right nor wrong.
+    Args:
+      name: one of COCO's figures.
+      num_pixels: the area of an image.
+
+    Returns:
+      float32 [C, T * 2 * R + 1]: for each overlap, the right detections by range and the wrong ones
+      by range, and at the end the true boxes. For a recall float32 [C, 2]: the right detections,
+      added up over all overlaps, and the true boxes.
     """
+    figure = _FIGURES[name]
+    low, high = (limit / num_pixels for limit in figure.areas)
+    areas = compute_areas(labels.corners)
+    is_true = labels.is_learned & (areas >= low) & (areas <= high)
+    areas = compute_areas(found.boxes)
+    is_in_range = (areas >= low) & (areas <= high)
     classes = tf.cast(found.classes, tf.int32)
-    is_same_class = tf.equal(classes[:, :, None], labels.classes[:, None])
-    is_right = _match(found, labels, is_same_class & labels.is_learned[:, None])
-    in_crowd = is_same_class & labels.is_crowd[:, None] & _cover_half(found.boxes, labels.corners)
     is_detection = tf.sequence_mask(found.num_detections, tf.shape(classes)[1])
-    is_wrong = is_detection & ~is_right & ~tf.reduce_any(in_crowd, axis=2)
     ranges = tf.minimum(tf.cast(found.scores * _NUM_RANGES, tf.int32), _NUM_RANGES - 1)
 
     def count(mask: tf.Tensor, cells: tf.Tensor, size: int) -> tf.Tensor:
@@ -277,64 +355,112 @@ def count_detections(found: Detections, labels: Boxes, num_classes: int) -> tf.T
         return tf.reshape(counts, [num_classes, size])
 
     cells = classes * _NUM_RANGES + ranges
-    return tf.concat(
-        [
-            count(is_right, cells, _NUM_RANGES),
-            count(is_wrong, cells, _NUM_RANGES),
-            count(labels.is_learned, labels.classes, 1),
-        ],
-        axis=1,
+    columns = []
+    for is_right, is_ignored in _match(found, labels, is_true, figure.overlaps):
+        if figure.limit:
+            columns.append(count(is_right & (_rank(classes) < figure.limit), classes, 1))
+        else:
+            is_wrong = is_detection & is_in_range & ~is_right & ~is_ignored
+            columns += [count(each, cells, _NUM_RANGES) for each in (is_right, is_wrong)]
+    if figure.limit:
+        columns = [tf.add_n(columns)]
+    return tf.concat([*columns, count(is_true, labels.classes, 1)], axis=1)
+
+
+def _rank(classes: tf.Tensor) -> tf.Tensor:
+    """Returns the number of earlier entries of the same class, int32 [B, D]."""
+    is_same = tf.cast(tf.equal(classes[:, :, None], classes[:, None]), tf.int32)
+    return tf.reduce_sum(tf.linalg.band_part(is_same, -1, 0), axis=2) - 1
+
+
+def _match(
+    found: Detections, labels: Boxes, is_true: tf.Tensor, overlaps: Sequence[float]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Returns, for each overlap, whether each detection finds a true box, and whether one to be
+    ignored, bool [B, D].
+
+    The best detection chooses first: among the boxes of its class that are free, the one that
+    overlaps most. Only if there is none, it takes a box that is not in `is_true`, bool [B, N]. A
+    crowd stays free.
+    """
+    ious = tf.where(
+        labels.is_crowd[:, None],
+        _compute_covered_shares(found.boxes, labels.corners),
+        compute_pairwise_ious(found.boxes, labels.corners),
     )
-
-
-def _match(found: Detections, labels: Boxes, is_possible: tf.Tensor) -> tf.Tensor:
-    """Returns whether each detection finds one of its possible true boxes, bool [B, D].
-
-    The best detection chooses first: among the boxes that are free, the one that overlaps most.
-    `is_possible` is bool [B, D, N].
-    """
-    ious = tf.where(is_possible, compute_pairwise_ious(found.boxes, labels.corners), 0.0)
+    is_possible = tf.equal(tf.cast(found.classes, tf.int32)[:, :, None], labels.classes[:, None])
+    ious = tf.where(is_possible, ious, 0.0)
     num_detections, num_boxes = tf.shape(ious)[1], tf.shape(ious)[2]
+    limits_T11 = tf.constant(overlaps)[:, None, None]
 
-    def choose(number: tf.Tensor, is_free: tf.Tensor, is_right: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        free_ious = tf.where(is_free, ious[:, number], 0.0)
-        is_hit = tf.reduce_max(free_ious, axis=1)[:, None] >= _SAME_OBJECT_IOU
-        chosen = tf.one_hot(tf.argmax(free_ious, axis=1), num_boxes, True, False, dtype=tf.bool)
+    def choose(
+        number: tf.Tensor, is_free_TBN: tf.Tensor, is_right: tf.Tensor, is_ignored: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        free_TBN = tf.where(is_free_TBN & (ious[:, number] >= limits_T11), ious[:, number], 0.0)
+        # A box that counts comes before all others.
+        rated_TBN = tf.where(is_true & (free_TBN > 0), free_TBN + 2.0, free_TBN)
+        best_TB = tf.argmax(rated_TBN, axis=-1)
+        chosen_TBN = tf.one_hot(best_TB, num_boxes, True, False, dtype=tf.bool) & (free_TBN > 0)
         own = tf.one_hot(number, num_detections, True, False, dtype=tf.bool)
-        return number + 1, is_free & ~(chosen & is_hit), is_right | (own & is_hit)
+        return (
+            number + 1,
+            is_free_TBN & ~(chosen_TBN & ~labels.is_crowd),
+            is_right | (own & tf.reduce_any(chosen_TBN & is_true, axis=-1, keepdims=True)),
+            is_ignored | (own & tf.reduce_any(chosen_TBN & ~is_true, axis=-1, keepdims=True)),
+        )
 
-    initial = tf.constant(0), tf.ones_like(labels.is_crowd), tf.zeros_like(found.scores, tf.bool)
+    is_free_TBN = tf.tile(tf.ones_like(labels.is_crowd)[None], [len(overlaps), 1, 1])
+    nothing_TBD = tf.tile(tf.zeros_like(found.scores, tf.bool)[None], [len(overlaps), 1, 1])
     end = tf.where(num_boxes > 0, tf.reduce_max(found.num_detections), 0)
-    any_size = tf.TensorShape([None, None])
-    shapes = tf.TensorShape([]), any_size, any_size
-    return tf.while_loop(lambda number, *_: number < end, choose, initial, shapes)[2]
+    any_size = tf.TensorShape([len(overlaps), None, None])
+    _, _, is_right, is_ignored = tf.while_loop(
+        lambda number, *_: number < end,
+        choose,
+        (tf.constant(0), is_free_TBN, nothing_TBD, nothing_TBD),
+        (tf.TensorShape([]), any_size, any_size, any_size),
+    )
+    return list(zip(tf.unstack(is_right), tf.unstack(is_ignored), strict=True))
 
 
-def _cover_half(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:
-    """Returns whether half of each box [B, D, 4] lies in each region [B, N, 4], bool [B, D, N]."""
+def _compute_covered_shares(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:
+    """Returns the part of each box [B, D, 4] that lies in each region [B, N, 4]: [B, D, N]."""
     covered = compute_intersections(boxes[:, :, None], regions[:, None])
-    return covered >= _SAME_OBJECT_IOU * compute_areas(boxes)[:, :, None]
+    return tf.math.divide_no_nan(covered, compute_areas(boxes)[:, :, None])
 
 
-def compute_map_50(counts: np.ndarray) -> float:
-    """Returns the mean average precision at an overlap of 0.5, as a mean of the classes with boxes.
+def compute_figure(name: str, counts: np.ndarray) -> float:
+    """Returns one of COCO's figures, as a mean of the classes with boxes, and 0 without any.
 
-    It differs from COCO's figure only because detections whose scores lie in one range are one step
-    of the curve. `counts` is the sum of the results of `count_detections`.
+    A precision differs from COCO's only because detections whose scores lie in one range are one
+    step of the curve. A recall does not differ. `counts` is the sum of the results of
+    `count_detections`.
     """
-    found = [_compute_average_precision(*np.split(row, [_NUM_RANGES, -1])) for row in counts]
-    known = [value for value, num_true in zip(found, counts[:, -1], strict=True) if num_true]
-    return float(np.mean(known)) if known else 0.0
+    figure, counts = _FIGURES[name], np.asarray(counts, np.float64)
+    found = []
+    for row in counts[counts[:, -1] > 0]:
+        if figure.limit:
+            found.append(row[0] / row[-1] / len(figure.overlaps))
+        else:
+            by_overlap = row[:-1].reshape(-1, 2, _NUM_RANGES)
+            found.append(
+                np.mean(
+                    [
+                        _compute_average_precision(right, wrong, row[-1])
+                        for right, wrong in by_overlap
+                    ]
+                )
+            )
+    return float(np.mean(found)) if found else 0.0
 
 
-def _compute_average_precision(right: np.ndarray, wrong: np.ndarray, num_true: np.ndarray) -> float:
+def _compute_average_precision(right: np.ndarray, wrong: np.ndarray, num_true: float) -> float:
     """Returns the mean of the precisions at COCO's recalls. Ranges are in ascending order."""
     num_right, num_wrong = np.cumsum(right[::-1]), np.cumsum(wrong[::-1])
     precisions = num_right / np.maximum(num_right + num_wrong, 1)
     precisions = np.maximum.accumulate(precisions[::-1])[
         ::-1
     ]  # the best one at this recall or above
-    recalls = num_right / np.maximum(num_true, 1)
+    recalls = num_right / num_true
     positions = np.searchsorted(recalls, _RECALLS, side="left")
     return float(np.append(precisions, 0.0)[positions].mean())
 

@@ -295,13 +295,19 @@ class AnchorHead(Head):
         """float32 [A, 4] in pixels."""
         return make_anchors(self.image_size, self.anchor_scale)
 
-    def compute_sums(self, outputs: dict[str, tf.Tensor], labels: Boxes) -> tf.Tensor:
+    def compute_sums(
+        self,
+        outputs: dict[str, tf.Tensor],
+        labels: Boxes,
+        class_weights: tf.Tensor | float = 1.0,
+    ) -> tf.Tensor:
         """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
         the boxes with their objects, and the number of anchors that stand for an object.
         """
         targets = self.build_targets(labels)
         is_class = tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False)
-        losses = compute_focal_losses(outputs["logits"], is_class, _ALPHA, 1 - _ALPHA)
+        positive_weights = _ALPHA * class_weights
+        losses = compute_focal_losses(outputs["logits"], is_class, positive_weights, 1 - _ALPHA)
         class_losses = tf.reduce_sum(losses, axis=-1)
         class_loss = tf.reduce_sum(tf.where(targets.is_ignored, 0.0, class_losses))
         ious, gious = _compute_ious(decode_boxes(outputs["deltas"], self.anchors), targets.corners)

@@ -62,6 +62,10 @@ class Task(Protocol):
         """
         ...
 
+    def list_classes(self, labels: Any) -> tf.Tensor:
+        """Returns the classes of each example, int64 [b, n], -1 where there are fewer than n."""
+        ...
+
     def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
         """Returns the sums of a batch.
 

@@ -160,7 +160,13 @@ def _plan_evaluate(run: _Run) -> JobPlan:
         inputs["champion"] = champion
     dataset = read_manifest(open_near(run.config.root, run.manifests["preprocess"]))
     digests = _digests(inputs) | {TEST_SPLIT: compute_split_digest(dataset, "test")}
-    fingerprint = _fingerprint("evaluate", run, digests)
+    fingerprint = _fingerprint(
+        "evaluate",
+        run,
+        digests,
+        code=digest_user_code(run.config.evaluate, run.config.file.parent),
+        versions=find_user_versions(run.config.evaluate),
+    )
     _prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
     if previous := find_previous_evaluation(run.layout, fingerprint):
         inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint

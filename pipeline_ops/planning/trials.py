@@ -12,9 +12,9 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, format_trial_name
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
+from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Search
-from pipeline_ops.config.train import is_lower_better
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.checksums import compute_digest

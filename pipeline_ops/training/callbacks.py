@@ -32,7 +32,8 @@ import tensorflow as tf
 from keras.callbacks import Callback
 
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.config.train import Train, is_lower_better
+from pipeline_ops.config.evaluate import is_lower_better
+from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
 from pipeline_ops.storage.local_files import DISK_ERRORS

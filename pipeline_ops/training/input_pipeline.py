@@ -18,6 +18,7 @@ from pipeline_ops.input.reading import (
     open_example_source,
     open_split,
     read_step_examples,
+    repeat_rare_classes,
     slice_batch,
 )
 from pipeline_ops.jobs.local_inputs import HostDataset
@@ -56,6 +57,10 @@ class InputPipeline:
                 f"the train split of {dataset.uri} has {self._split.num_examples} examples, fewer "
                 f"than one global_batch_size ({config.global_batch_size}). Lower "
                 "train.global_batch_size or add data."
+            )
+        if threshold := config.input.repeat_threshold:
+            self._split = repeat_rare_classes(
+                self._split, task.parse, task.list_classes, threshold, self._cache
             )
         self._parse = task.parse
         self._slice = slice_batch(*shard, config.global_batch_size)

@@ -288,12 +288,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
 
 def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
     """Makes the task of the data set. Raises ConfigError if the data set has no class weights."""
-    figures = dataset.figures
-    if figures.task == "detection":
-        head = make_head(config, figures.image_shape, len(figures.class_names))
-        return Detection(figures.image_shape, head)
-    loss, metrics = load_user_functions(config, folder)
-    weights = None
+    figures, weights = dataset.figures, None
     if config.class_weights:
         content = dataset.read_file(CLASS_WEIGHTS)
         if content is None:
@@ -303,7 +298,19 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
             )
         by_class = json.loads(content)
         weights = [by_class[name] for name in figures.class_names]
-    return Classification(figures.image_shape, weights, config.label_smoothing, loss, metrics)
+    if figures.task == "detection":
+        head = make_head(config, figures.image_shape, len(figures.class_names))
+        return Detection(figures.image_shape, head, config.gate_figures, weights)
+    loss, metrics = load_user_functions(config, folder)
+    return Classification(
+        figures.image_shape,
+        weights,
+        config.label_smoothing,
+        loss,
+        metrics,
+        config.gate_figures,
+        len(figures.class_names),
+    )
 
 
 def load_user_functions(

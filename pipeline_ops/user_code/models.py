@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
@@ -26,20 +27,20 @@ _FRAMEWORKS = ("tf-slim", "tf-keras")
 """Packages besides Keras that a model may be made with."""
 
 
-def digest_user_code(train: Train, folder: Path) -> dict[str, str]:
+def digest_user_code(section: Train | Evaluate, folder: Path) -> dict[str, str]:
     """Returns digests of the source files of models, losses, metrics and callbacks, by path.
 
     All files of the packages around the modules count, and all that they import there.
 
     Args:
-      train: the training section.
+      section: the section of the config, `train` or `evaluate`.
       folder: the folder of the config file.
 
     Raises:
       ConfigError: there is no such module, or a file is not valid Python.
     """
     digests: dict[str, str] = {}
-    for key, path in _collect_paths(train).items():
+    for key, path in _collect_paths(section).items():
         module = path.partition(":")[0]
         origin = find_module(module, folder)
         if origin is None:
@@ -54,15 +55,15 @@ def digest_user_code(train: Train, folder: Path) -> dict[str, str]:
     return digests
 
 
-def validate_names(train: Train, folder: Path) -> None:
-    """Checks that the modules define the names in `train`, without running them.
+def validate_names(section: Train | Evaluate, folder: Path) -> None:
+    """Checks that the modules define the names in the section, without running them.
 
     A module that is not found passes. Other checks report it.
 
     Raises:
       ConfigError: there is no such name in the module, or the module is not valid Python.
     """
-    for key, path in _collect_paths(train).items():
+    for key, path in _collect_paths(section).items():
         module, _, name = path.partition(":")
         origin = find_module(module, folder)
         known = origin and _find_names(origin, key)
@@ -82,17 +83,23 @@ def _find_names(file: Path, key: str) -> Collection[str] | None:
         ) from None
 
 
-def find_user_versions(train: Train) -> dict[str, str]:
+def find_user_versions(section: Train | Evaluate) -> dict[str, str]:
     """Returns the versions of the installed distributions that the modules come from.
 
     The packages that a model may be made with are included.
     """
-    modules = [path.partition(":")[0] for path in _collect_paths(train).values()]
+    modules = [path.partition(":")[0] for path in _collect_paths(section).values()]
     return find_versions(sorted({*find_distributions(modules), *_FRAMEWORKS})) if modules else {}
 
 
-def _collect_paths(train: Train) -> dict[str, str]:
+def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
     """The paths `module:name` by the key of the config."""
+    if isinstance(section, Evaluate):
+        rules = enumerate(section.gate)
+        return {
+            f"evaluate.gate.{i}.metric": rule.own_metric for i, rule in rules if rule.own_metric
+        }
+    train = section
     paths = {
         "train.model": train.model if is_user_function(train.model) else None,
         "train.loss": train.loss,

@@ -25,8 +25,13 @@ from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.evaluation.classifier import compute_findings, predict_all
-from pipeline_ops.evaluation.detector import ImageDetections, evaluate_boxes
-from pipeline_ops.input.saved_model_client import SavedModelClient, TrueBoxes, read_encoded_batches
+from pipeline_ops.evaluation.detector import evaluate_boxes
+from pipeline_ops.input.saved_model_client import (
+    ImageDetections,
+    SavedModelClient,
+    TrueBoxes,
+    read_encoded_batches,
+)
 
 BATCH, SHAPE, CLASSES, TOP_K = 256, (28, 28, 1), 10, 5
 

@@ -199,6 +199,7 @@ def test_the_gate_for_a_rare_class_is_not_its_accuracy(data):
     data.add_images("broken", 15)
     config, _ = data.write()
     assert config["evaluate"]["gate"][0]["metric"] == "macro_recall"
+    assert config["train"]["best_checkpoint"]["monitor"] == "validation_macro_recall"
     assert "because one has 75% of the images" in data.configs[0].read_text()
 
 

@@ -33,6 +33,16 @@ metric: accuracy, at_least: 0.5, of_class: a
     with of_class
 metric: calibration_error, at_most: 0.5, of_slice: folder
     of_slice is for
+metric: 'my_metrics:top_2', at_least: 0.5, of_class: a
+    my_metrics:top_2 with of_class
+metric: 'my_metrics:top_2', min_skill: 0.5
+    min_skill is for .* got it with my_metrics:top_2
+metric: 'my_metrics:brier_error', at_least: 0.5
+    lower-is-better
+metric: 'my_metrics:accuracy', at_least: 0.5
+    accuracy is a metric of the gate. Give my_metrics:accuracy another name
+metric: 'my_metrics.top_2:', at_least: 0.5
+    a function of your own is named as
 metric: accuracy, min_skill: 0.0
     greater than 0
 metric: accuracy, min_skill: 1.1
@@ -43,6 +53,8 @@ metric: calibration_error, min_skill: 0.1
     calibration_error. Use at_most
 metric: recall, min_skill: 0.1, of_class: a
     min_skill is for metrics of the whole test split .* got it with recall. Use at_least
+metric: mar_1, min_skill: 0.1
+    got it with mar_1. Use at_least
 metric: accuracy, min_skill: 0.1, of_slice: folder
     accuracy and of_slice. Use at_least
 """
@@ -57,6 +69,18 @@ def test_a_rule_that_can_not_work_is_refused_with_the_reason(rule, reason):
 @pytest.mark.parametrize("metric", ["accuracy", "macro_roc_auc", "map_50"])
 def test_skill_is_a_bound_by_itself(metric):
     assert Rule(metric=metric, min_skill=1.0).min_skill == 1.0
+
+
+def test_a_rule_on_an_own_metric_stays_the_same_in_a_request():
+    rule = Rule(metric="my.metrics:brier_error", at_most=1.5, max_regression=0.1, confidence=0.9)
+    assert rule.name == "brier_error"
+    assert Rule.model_validate(rule.model_dump(mode="json")) == rule
+
+
+def test_two_own_metrics_of_one_name_are_refused():
+    gate = [{"metric": f"{module}:top_2", "at_least": 0.5} for module in ("one", "two")]
+    with pytest.raises(ValidationError, match="one:top_2 and two:top_2 have the same name"):
+        Evaluate.model_validate({"gate": gate})
 
 
 def test_a_rule_of_a_slice_that_is_not_configured_is_refused():

@@ -216,11 +216,15 @@ def test_where_the_raw_files_are_is_not_fingerprinted_and_what_they_mean_is(load
             ["saved_model", "tflite_int8"],
             "tflite_int8 is for classifiers, because eight bits",
         ),
-        ("evaluate.slices", [{"by": "folder"}], "evaluate.slices: are for classifiers"),
         (
             "evaluate.gate",
             [{"metric": "accuracy", "at_least": 0.5}],
             "accuracy is not for detection",
+        ),
+        (
+            "evaluate.gate",
+            [{"metric": "my_metrics:top_2", "at_least": 0.5}],
+            "my_metrics:top_2 is not for detection",
         ),
     ],
 )
@@ -229,9 +233,14 @@ def test_what_is_for_classifiers_is_refused_with_a_detector(key, value, reason):
         load_config(DIGITS.with_name("digit_scenes.yaml"), {key: value})
 
 
-def test_a_detector_has_other_formats_and_rules_on_latency():
+def test_a_detector_has_other_formats_and_rules_on_latency_and_slices():
     overrides = {
+        "evaluate.slices": [{"by": "folder"}],
         "export.formats": ["saved_model", "tflite", "onnx"],
-        "evaluate.gate": [{"metric": "latency_milliseconds", "at_most": 50}],
+        "evaluate.gate": [
+            {"metric": "latency_milliseconds", "at_most": 50},
+            {"metric": "mar_10", "at_least": 0.1, "of_slice": "folder"},
+            {"metric": "map", "max_regression": 0.01, "confidence": 0.95},
+        ],
     }
     assert load_config(DIGITS.with_name("digit_scenes.yaml"), overrides).evaluate.needs_latency

@@ -105,12 +105,20 @@ input: {augment: {mosaic: 0.5}}
     input.augment.mosaic: four images have four labels, and digits_cnn gives one
 input: {augment: {min_visible: 0.5}}
     input.augment.min_visible is for boxes, and digits_cnn is not a detector
+input: {repeat_threshold: 0.001, shuffle: shards}
+    repeat_threshold needs shuffle: examples
 input: {augment: {scale: {min: 1.5}}}
     less than or equal to 1
 model: center_detector, best_checkpoint: {monitor: validation_accuracy}
     best_checkpoint.monitor must be one of validation_loss
 early_stopping: {monitor: validation_top3}
-    early_stopping.monitor must be one of validation_loss, validation_accuracy, got
+    validation_worst_class_recall, validation_top_3_accuracy, got validation_top3
+reduce_learning_rate: {monitor: validation_map}
+    monitor must be one of validation_loss, validation_accuracy, validation_macro_precision
+best_checkpoint: {monitor: validation_top_k_accuracy}
+    validation_top_3_accuracy, got validation_top_k_accuracy
+model: center_detector, best_checkpoint: {monitor: validation_top_3_accuracy}
+    validation_mar_large, got
 optimizer: {clip: {norm: 1.0, value: 1.0}}
     exactly one of global_norm, norm and value must be given, got norm and value
 optimizer: {schedule: {type: piecewise, boundaries_steps: [5], factors: [1.0, 2.0]}}
@@ -136,6 +144,9 @@ model: retinanet, synchronized_batch_normalization: true, workers: 2,
     best_checkpoint: {monitor: validation_box_iou}
 optimizer: {name: sgd, momentum: 0.9, weight_decay: 0.001}
 metrics: ['a.b:top3'], best_checkpoint: {monitor: validation_top3}
+best_checkpoint: {monitor: validation_macro_recall}
+early_stopping: {monitor: validation_top_3_accuracy}
+model: retinanet, best_checkpoint: {monitor: validation_mar_10}
 workers: 3, global_batch_size: 64
 freeze_epochs: 2, epochs: 3, warm_start: champion
 freeze: {'*conv1*': 2, '*bn*': null}, epochs: 3

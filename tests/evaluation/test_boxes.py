@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline_ops.evaluation.detector import (
-    ImageDetections,
     answer_mean_boxes,
     count_mistakes,
     evaluate_boxes,
     match,
     recommend_min_score,
 )
-from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 
 A, B, CROWD = [0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 100, 100]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,24 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from pipeline_ops.artifacts.results import ModelEvaluation
+from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.detector import DetectionEvaluation, ImageDetections, evaluate_boxes
-from pipeline_ops.input.saved_model_client import TrueBoxes
+from pipeline_ops.evaluation.detection_draws import (
+    ClassMatches,
+    compute_figures,
+    compute_known_figures,
+    draw_figures,
+    match_classes,
+)
+from pipeline_ops.evaluation.detector import (
+    DetectionEvaluation,
+    build_slice_groups,
+    evaluate_boxes,
+)
+from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.metrics import Group, build_drawn_group
+from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 
 NAMES = (
     "map",
@@ -52,15 +68,21 @@ def evaluate(
     truths: GroundTruths, detections: DetectionTable, num_images: int, num_classes: int
 ) -> DetectionEvaluation:
     """The figures of images of one pixel, so that fractions are pixels."""
+    scenes = to_scenes(truths, detections, range(num_images))
+    return evaluate_boxes(*scenes, (1, 1), [str(i) for i in range(num_classes)])
+
+
+def to_scenes(truths, detections, images) -> tuple[list[TrueBoxes], list[ImageDetections]]:
+    """Copies of the given images, each an image of its own."""
     scenes, answers = [], []
-    for image in range(num_images):
+    for copy, image in enumerate(images):
         true, found = (
             [column[table.images == image] for column in table[1:]]
             for table in (truths, detections)
         )
-        scenes.append(TrueBoxes(f"{image}.png", b"", *true))
+        scenes.append(TrueBoxes(f"{copy}.png", b"", *true))
         answers.append(ImageDetections(*found))
-    return evaluate_boxes(scenes, answers, (1, 1), [str(i) for i in range(num_classes)])
+    return scenes, answers
 
 
 def make_boxes(generator: np.random.Generator, count: int, size: float) -> np.ndarray:
@@ -302,3 +324,117 @@ def test_a_detection_that_can_not_be_is_refused_with_its_image(change):
     number = int((detections.images[:7] == image).sum())
     with pytest.raises(DataError, match=rf"^{image}\.png: detection {number} has class"):
         evaluate(truths, detections._replace(**{column: broken}), num_images, num_classes)
+
+
+def match_all(made) -> list[ClassMatches]:
+    truths, detections, num_images, num_classes = made
+    scenes, answers = to_scenes(truths, detections, range(num_images))
+    overlaps = evaluate(*made).overlaps
+    return match_classes(scenes, answers, overlaps, (1, 1), num_classes)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_draw_has_the_figures_of_a_data_set_with_copies_of_the_drawn_images(name):
+    """Each image once, and two draws, in which images come up to four times or not at all.
+
+    Sets with equal scores in an image have no draws: the copies there would have another order.
+    """
+    truths, detections, num_images, num_classes = made = SETS[name]()
+    weights = np.random.default_rng(1).integers(0, 5, (3, num_images))
+    weights[0] = 1
+    if name in ("equal scores", "every box three times"):
+        weights = weights[:1]
+    found = compute_figures(match_all(made), weights.T)
+    names = [str(i) for i in range(num_classes)]
+    for draw, counts in enumerate(weights):
+        copies = to_scenes(truths, detections, np.repeat(np.arange(num_images), counts))
+        expected = evaluate_boxes(*copies, (1, 1), names).metrics
+        np.testing.assert_allclose(
+            [found[name][draw] for name in NAMES],
+            [expected.get(name, np.nan) for name in NAMES],
+            rtol=0,
+            atol=1e-9,
+        )
+
+
+def test_the_matches_of_some_images_are_those_that_they_have_alone():
+    truths, detections, num_images, num_classes = made = random_set(14, crowds=0.2)
+    chosen = np.array([3, 4, 11, 20])
+    found = compute_figures([each.select(chosen) for each in match_all(made)], np.ones((4, 1)))
+    names = [str(i) for i in range(num_classes)]
+    alone = evaluate_boxes(*to_scenes(truths, detections, chosen), (1, 1), names).metrics
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(alone, abs=1e-9)
+
+
+def test_the_draws_of_a_thousand_images_take_seconds():
+    """There are 100 detections in each image, of which most are wrong, and eight true boxes."""
+    generator = np.random.default_rng(15)
+    num_images, num_classes = 1000, 10
+    truths = GroundTruths(
+        np.repeat(np.arange(num_images), 8),
+        make_boxes(generator, 8 * num_images, 60),
+        generator.integers(0, num_classes, 8 * num_images),
+        np.zeros(8 * num_images, bool),
+    )
+    extra = 92 * num_images
+    detections = DetectionTable(
+        np.append(truths.images, np.repeat(np.arange(num_images), 92)),
+        np.concatenate([truths.boxes + 2.0, make_boxes(generator, extra, 60)]),
+        np.append(truths.classes, generator.integers(0, num_classes, extra)),
+        generator.random(100 * num_images)
+        ** np.append(np.full(8 * num_images, 0.2), np.full(extra, 3)),
+    )
+    matches = match_all((truths, detections, num_images, num_classes))
+    begin = time.process_time()
+    draws = draw_figures(matches, num_images)
+    assert time.process_time() - begin < 60
+    assert draws["map"].shape == (1000,)
+    assert 0.001 < draws["map"].std() < 0.05
+
+
+def build_whole_group(models, num_images) -> Group:
+    figures = [
+        ModelEvaluation(metrics=compute_known_figures(each, num_images), classes=[], confusion=[])
+        for each in models
+    ]
+    return build_drawn_group(
+        num_images, figures, (draw_figures(each, num_images) for each in models)
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "bound", "passed", "is_noise"),
+    [
+        ((5.0, 5.0), {"max_regression": 0.01}, True, False),  # the same answers
+        ((9.0, 3.0), {"max_regression": 0.01}, False, False),  # clearly worse
+        ((3.0, 9.0), {"min_improvement": 0.01}, True, False),  # clearly better
+        ((5.0, 5.02), {"min_improvement": 0.0}, False, True),
+    ],
+)
+@pytest.mark.parametrize("metric", ["map", "mar_100"])
+def test_a_detector_is_compared_with_the_champion_at_a_confidence(
+    metric, noise, bound, passed, is_noise
+):
+    models = [match_all(random_set(16, num_images=100, noise=each)) for each in noise]
+    whole = build_whole_group(models, 100)
+    low, high = whole.challenger.intervals[metric]
+    assert low < whole.challenger.metrics[metric] < high
+    [verdict] = judge([Rule(metric=metric, confidence=0.95, **bound)], whole)
+    assert (verdict.passed, verdict.is_within_noise) == (passed, is_noise), verdict.text
+    assert verdict.low <= verdict.value - verdict.champion <= verdict.high
+
+
+def test_a_rule_for_a_slice_of_a_detector_is_judged_on_its_images_alone():
+    """The boxes of the first ten images are found, those of the others are not."""
+    truths = random_set(17, num_images=20)[0]
+    found = DetectionTable(
+        *(column[truths.images < 10] for column in perfect(truths))  # type: ignore[arg-type]
+    )
+    models = [match_all((truths, found, 20, 4))]
+    slices = build_slice_groups(models, {"light": np.array(["day"] * 10 + ["night"] * 10)})
+    rule = Rule(metric="map", at_least=0.5, of_slice="light")
+    day, night = judge([rule], build_whole_group(models, 20), slices)
+    assert (day.subject, day.value, day.passed) == ("light=day", pytest.approx(1.0), True)
+    assert (night.subject, night.value, night.passed) == ("light=night", 0.0, False)
+    assert slices[0].num_examples == 10
+    assert slices[0].challenger.intervals["map"] == pytest.approx((1.0, 1.0))

@@ -59,23 +59,33 @@ def chain(scenes, tmp_path_factory):
                 {"metric": "map", "at_least": 0.001},
                 {"metric": "map_50", "at_least": 0.001, "min_skill": 1e-6},
                 {"metric": "latency_milliseconds", "at_most": 60_000},
+                {"metric": "mar_100", "at_least": 0.001, "of_slice": "width=64 and more"},
+            ],
+            "evaluate.slices": [
+                {"by": "image/width", "edges": [64], "name": "width"},
+                {"by": "image_bytes", "edges": [9000], "name": "bytes"},
             ],
         },
     )
-    manifests = {"preprocess": scenes}
-    for job in ("train", "evaluate", "export"):
+    return run_jobs(config, {"preprocess": scenes}, ("train", "evaluate", "export"))
+
+
+def run_jobs(config, manifests, jobs, exit_code: int = 0) -> dict[str, Path]:
+    """Runs the jobs, each as its own process; the folders of their artifacts. The last one ends
+    with the exit code."""
+    for job in jobs:
         plan = plan_job(job, config, "run", {name: manifests[name] for name in KINDS[job].reads})
-        attempt = Attempt(open_root(root / job))
+        attempt = Attempt(open_root(Path(str(config.root)) / plan.request.fingerprint.digest[:8]))
         write_request(attempt, plan.request)
         run = subprocess.run(
             [sys.executable, "-m", KINDS[job].module, "--request", str(attempt.request)],
             capture_output=True,
             text=True,
         )
-        assert run.returncode == 0, (
+        assert run.returncode == (exit_code if job == jobs[-1] else 0), (
             f"{job}: {run.stdout[-3000:]}{run.stderr[-3000:]}{attempt.status.read().decode()}"
         )
-        manifests[job] = str(Path(plan.request.artifact) / NAME)
+        manifests = manifests | {job: str(Path(plan.request.artifact) / NAME)}
     return {job: Path(manifest).parent for job, manifest in manifests.items()}
 
 
@@ -188,6 +198,46 @@ def test_the_figures_are_those_of_pycocotools(chain, scenes):
     assert [figures.challenger.metrics[name] for name in ("map", "map_50")] == pytest.approx(
         np.array(evaluator.stats[:2]).tolist(), abs=1e-4
     )
+
+
+def test_slices_and_intervals_of_a_detector_are_in_figures_and_report(chain):
+    figures = EvaluationFigures.model_validate(read_manifest(chain["evaluate"] / NAME).figures)
+    low, high = figures.challenger.intervals["map"]
+    assert low < figures.challenger.metrics["map"] < high
+    whole, *parts = figures.slices
+    assert (whole.name, whole.value, whole.num_examples) == ("width", "64 and more", 30)
+    assert whole.challenger == pytest.approx(figures.challenger.metrics, abs=1e-9)
+    assert whole.intervals == figures.challenger.intervals
+    assert len(parts) == 2 and sum(part.num_examples for part in parts) == 30
+    page = (chain["evaluate"] / REPORT).read_text()
+    assert '<section id="slices">' in page and "9000 and more" in page
+    assert f"{low:.4f} to {high:.4f}" in page
+
+
+def test_a_detector_that_is_worse_than_the_champion_is_refuted(chain, scenes):
+    config = load_config(
+        DIGIT_SCENES,
+        {
+            "storage.root": str(chain["export"].parents[3]),
+            "train.model_parameters": {"width": 8},
+            "train.epochs": 2,
+            "train.global_batch_size": 16,
+            "train.strategy": "one_device",
+            "train.workers": 1,
+            "train.optimizer.schedule": {"type": "constant", "warmup_steps": 10},
+            "evaluate.gate": [{"metric": "map", "max_regression": 0.05, "confidence": 0.95}],
+            "evaluate.slices": [{"by": "image_bytes", "edges": [9000], "name": "bytes"}],
+        },
+    )
+    folder = run_jobs(config, {"preprocess": scenes}, ("train", "evaluate"), 3)["evaluate"]
+    figures = EvaluationFigures.model_validate(read_manifest(folder / NAME).figures)
+    [verdict] = figures.rules
+    assert figures.champion_version == 1 and "refuted" in verdict.text
+    low, high = figures.differences["map"]
+    assert low < verdict.value - verdict.champion < high < -0.05
+    assert all(part.champion["map_50"] > part.challenger["map_50"] for part in figures.slices)
+    page = (folder / REPORT).read_text()
+    assert f"{low:+.4f} to {high:+.4f}".replace("-", "−") in page
 
 
 def test_every_box_of_the_test_split_is_counted_once(chain):

@@ -7,12 +7,12 @@ import pytest
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.classifier import (
+from pipeline_ops.evaluation.metrics import ModelPredictions, build_slice_groups
+from pipeline_ops.evaluation.slices import (
     MISSING_VALUE,
     compute_slice_values,
     join_slice_values,
 )
-from pipeline_ops.evaluation.metrics import ModelPredictions, build_slice_groups
 from pipeline_ops.input.saved_model_client import EncodedBatch
 
 

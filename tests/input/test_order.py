@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.input.reading import SplitShards, slice_batch
+from pipeline_ops.input.saved_model_client import read_true_boxes
+from pipeline_ops.storage.open_store import open_path
 
 GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
 """Five examples at the end of an epoch of 700, and five at the beginning of the next."""
@@ -115,3 +118,85 @@ def test_another_seed_is_another_order():
     split = make_split([50] * 40)
     first, second = (numbers(make_order(split, seed, 4), 0, 100).tolist() for seed in (1, 2))
     assert first != second
+
+
+def test_repeat_factors_are_those_of_the_paper():
+    """Of eight images, all hold class 0, two class 1, one class 2 and none class 3."""
+    from pipeline_ops.input.order import compute_repeat_factors
+
+    examples = [0, 1, 2, 3, 4, 5, 6, 7, 1, 5, 5, 5]
+    classes = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2]
+    factors = compute_repeat_factors(np.array(examples), np.array(classes), 8, threshold=0.5)
+    assert factors == pytest.approx([1, np.sqrt(2), 1, 1, 1, 2, 1, 1])
+    nothing = np.empty(0, np.int64)
+    assert compute_repeat_factors(nothing, nothing, 3, threshold=0.5).tolist() == [1, 1, 1]
+
+
+FACTORS = st.lists(st.floats(1, 9), min_size=2, max_size=40).map(np.array)
+
+
+@settings(max_examples=40, deadline=None)
+@given(factors=FACTORS, seed=SEEDS, number=st.integers(0, 10**6))
+def test_each_example_comes_as_often_in_a_round_as_its_factor_says(factors, seed, number):
+    from pipeline_ops.input.order import RepeatedOrder
+
+    order, total = RepeatedOrder(factors, seed), int(np.ceil(factors.sum()))
+    found = numbers(order, number * total, (number + 1) * total)
+    exact = factors * total / factors.sum()
+    copies = np.bincount(found, minlength=len(factors))
+    assert (copies >= np.floor(exact - 1e-6)).all() and (copies <= np.ceil(exact + 1e-6)).all()
+    # Any part is the same without what comes before it.
+    start = number * total + 1
+    assert numbers(order, start, start + 1).tolist() == found[1:2].tolist()
+
+
+def test_over_many_rounds_the_copies_have_the_mean_of_the_factors_and_their_own_changes():
+    import tensorflow as tf
+
+    from pipeline_ops.input.order import RepeatedOrder
+
+    factors = np.array([1.0, 1.5, 1.25, 3.0, 2.25])
+    order = RepeatedOrder(factors, 1)
+    positions = tf.range(9 * 2000, dtype=tf.int64)
+    changes, examples = order.compute(positions)
+    assert np.bincount(examples) / 2000 == pytest.approx(factors, abs=0.05)
+    assert len(np.unique(changes)) == len(positions)
+    assert numbers(order, 0, 90).tolist() != numbers(order, 90, 180).tolist()
+    assert numbers(RepeatedOrder(factors, 2), 0, 90).tolist() != numbers(order, 0, 90).tolist()
+
+
+def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path):
+    from pipeline_ops.input.reading import open_split, repeat_rare_classes
+    from pipeline_ops.jobs.local_inputs import HostDataset
+    from pipeline_ops.models.center_detector import make_head
+    from pipeline_ops.models.detection import Detection
+    from pipeline_ops.system.disk_cache import HostCache
+
+    cache = HostCache(tmp_path, 1 << 30)
+    dataset = HostDataset(scenes, read_manifest(open_path(scenes)), cache, is_streamed=False)
+    split, shape = open_split(dataset, "train"), (128, 128, 1)
+    task = Detection(shape, make_head(shape, 10))
+    factors = repeat_rare_classes(split, task.parse, task.list_classes, 0.9, cache).repeat_factors
+    boxes = [scene.classes for scene in read_true_boxes(split.paths)]
+    shares = [np.mean([index in each for each in boxes]) for index in range(10)]
+    assert factors == pytest.approx(
+        [max(1, *(np.sqrt(0.9 / shares[index]) for index in each)) for each in boxes]
+    )
+    assert factors.max() > 1.2
+
+
+def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(dataset, tmp_path):
+    from pipeline_ops.input.reading import open_split, repeat_rare_classes
+    from pipeline_ops.input.saved_model_client import read_encoded_batches
+    from pipeline_ops.jobs.local_inputs import HostDataset
+    from pipeline_ops.models.classification import Classification
+    from pipeline_ops.system.disk_cache import HostCache
+
+    cache = HostCache(tmp_path, 1 << 30)
+    opened = HostDataset(dataset, read_manifest(open_path(dataset)), cache, is_streamed=False)
+    split, task = open_split(opened, "train"), Classification(opened.figures.image_shape)
+    factors = repeat_rare_classes(split, task.parse, task.list_classes, 0.1, cache).repeat_factors
+    [batch] = read_encoded_batches(split.paths, split.num_examples)
+    shares = np.bincount(batch.labels) / split.num_examples
+    assert factors == pytest.approx(np.maximum(1, np.sqrt(0.1 / shares[batch.labels])))
+    assert factors.max() > 1

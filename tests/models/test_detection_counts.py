@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import get_args
+
 import numpy as np
 import pytest
+
+from pipeline_ops.config.evaluate import DetectionMetric
 
 CLASSES, IMAGES, SIZE = 3, 24, 256
 
@@ -14,8 +19,8 @@ def random_scenes(seed: int):
     generator = np.random.default_rng(seed)
     scenes = []
     for _ in range(IMAGES):
-        corners = generator.uniform(0, 180, (generator.integers(0, 6), 2))
-        boxes = np.concatenate([corners, corners + generator.uniform(12, 70, corners.shape)], 1)
+        corners = generator.uniform(0, 100, (generator.integers(0, 6), 2))
+        boxes = np.concatenate([corners, corners + generator.uniform(12, 150, corners.shape)], 1)
         classes = generator.integers(0, CLASSES, len(boxes))
         crowds = generator.random(len(boxes)) < 0.2
         noise = generator.normal(0, 7, (2 * len(boxes), 4))
@@ -56,19 +61,20 @@ def to_batch(scenes, scores):
     )
 
 
-def compute_with_coco(scenes, scores) -> float:
-    from pipeline_ops.evaluation.detector import ImageDetections, evaluate_boxes
-    from pipeline_ops.input.saved_model_client import TrueBoxes
+def compute_with_coco(scenes, scores) -> dict[str, float]:
+    from pipeline_ops.evaluation.detector import evaluate_boxes
+    from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 
     truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]
     found = [ImageDetections(*scene[3:], each) for scene, each in zip(scenes, scores, strict=True)]
     names = [str(number) for number in range(CLASSES)]
-    return evaluate_boxes(truths, found, (1, 1), names).metrics["map_50"]
+    return evaluate_boxes(truths, found, (1, 1), names).metrics
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_counts_of_batches_give_the_figure_of_coco(seed):
-    from pipeline_ops.models.detection import compute_map_50, count_detections
+@pytest.mark.parametrize("name", get_args(DetectionMetric))
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_of_batches_give_the_figure_of_coco(seed, name):
+    from pipeline_ops.models.detection import compute_figure, count_detections
 
     scenes, generator = random_scenes(seed)
     # Each detection of a class has a range of its own.
@@ -80,25 +86,34 @@ def test_counts_of_batches_give_the_figure_of_coco(seed):
     for start in range(0, IMAGES, 7):
         part = slice(start, start + 7)
         labels, found = to_batch(scenes[part], scores[part])
-        totals = totals + count_detections(found, labels, CLASSES).numpy()
-    assert compute_map_50(totals) == pytest.approx(compute_with_coco(scenes, scores), abs=1e-6)
+        totals = totals + count_detections(name, found, labels, CLASSES, SIZE**2).numpy()
+    expected = compute_with_coco(scenes, scores)[name]
+    assert 0 < expected < 1
+    assert compute_figure(name, totals) == pytest.approx(expected, abs=1e-6)
 
 
-def test_continuous_scores_change_the_figure_by_little():
-    from pipeline_ops.models.detection import compute_map_50, count_detections
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("map_50", 0.02), ("map", 0.02), ("map_small", 0.02), ("mar_10", 1e-6)]
+)
+def test_continuous_scores_change_the_figure_by_little(name, tolerance):
+    from pipeline_ops.models.detection import compute_figure, count_detections
 
     scenes, generator = random_scenes(7)
     scores = [generator.random(len(scene[3])) for scene in scenes]
-    counts = count_detections(*to_batch(scenes, scores)[::-1], CLASSES).numpy()
-    assert compute_map_50(counts) == pytest.approx(compute_with_coco(scenes, scores), abs=0.02)
+    batch = to_batch(scenes, scores)[::-1]
+    counts = count_detections(name, *batch, CLASSES, SIZE**2).numpy()
+    expected = compute_with_coco(scenes, scores)[name]
+    assert compute_figure(name, counts) == pytest.approx(expected, abs=tolerance)
 
 
 def test_a_split_without_boxes_has_the_figure_0():
-    from pipeline_ops.models.detection import compute_map_50, count_detections
+    from pipeline_ops.models.detection import compute_figure, count_detections
 
     nothing = np.empty((0, 4)), np.empty(0, int), np.empty(0, bool), np.empty((0, 4)), np.empty(0)
     labels, found = to_batch([nothing] * 2, [np.empty(0)] * 2)
-    assert compute_map_50(count_detections(found, labels, CLASSES).numpy()) == 0
+    assert (
+        compute_figure("map_50", count_detections("map_50", found, labels, CLASSES, 1).numpy()) == 0
+    )
 
 
 def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
@@ -110,7 +125,7 @@ def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
     scene = box[:0], np.empty(0, int), np.empty(0, bool), box, np.array([1])
     _, found = to_batch([scene], [np.array([0.9])])
     labels = Boxes(tf.zeros([1, 0, 4]), tf.zeros([1, 0], tf.int32), tf.zeros([1, 0], tf.bool))
-    counts = count_detections(found, labels, CLASSES).numpy()
+    counts = count_detections("map_50", found, labels, CLASSES, SIZE**2).numpy()
     assert counts.sum() == counts[1, 200:400].sum() == 1
 
 
@@ -124,5 +139,6 @@ def test_counts_of_a_traced_function_with_boxes_of_a_known_number(num_boxes):
     boxes = np.repeat(box, num_boxes, axis=0)
     scene = boxes, np.zeros(num_boxes, int), np.zeros(num_boxes, bool), box, np.array([0])
     labels, found = to_batch([scene] * 4, [np.array([0.9])] * 4)
-    counts = tf.function(count_detections, autograph=False)(found, labels, CLASSES).numpy()
+    traced = tf.function(functools.partial(count_detections, "map_50"), autograph=False)
+    counts = traced(found, labels, CLASSES, SIZE**2).numpy()
     assert counts[0, :200].sum() == 4 and counts[:, 200:400].sum() == 0

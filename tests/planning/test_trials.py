@@ -184,3 +184,13 @@ def test_without_optuna_the_error_names_the_extra(monkeypatch):
     message = r"Optuna is not installed here .*pip install '.\[search\]'"
     with pytest.raises(ConfigError, match=message):
         random_trials(2, {BATCH: [32, 64]})
+
+
+def test_a_metric_of_the_gate_is_monitored_where_the_training_computes_it():
+    search = {"trials": 2, "method": "random", "parameters": {"train.seed": [1, 2, 3]}}
+    monitored = {"train.best_checkpoint": {"monitor": "validation_macro_f1"}}
+    with pytest.raises(ConfigError, match="search.monitor: must be one of validation_loss, .* got"):
+        load_config(DIGITS, {"search": search | {"monitor": "validation_macro_f1"}})
+    found = load_config(DIGITS, {"search": search | {"monitor": "validation_macro_f1"}} | monitored)
+    assert get_monitor(found) == "validation_macro_f1"
+    assert get_monitor(load_config(DIGITS, {"search": search} | monitored)) == "validation_macro_f1"

@@ -368,6 +368,10 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "train.best_checkpoint": [
         {"train.best_checkpoint": None},
         {"train.best_checkpoint": {"monitor": "validation_loss", "keep": 3}},
+        *(
+            {"train.best_checkpoint": {"monitor": f"validation_{name}"}}
+            for name in ("macro_f1", "worst_class_recall", "top_2_accuracy", "map", "mar_10")
+        ),
     ],
     "train.on_divergence": [
         {"train.on_divergence": {"action": "skip_batch", "max_times": 2}},
@@ -399,6 +403,9 @@ TABLE: Mapping[str, Sequence[Change]] = {
             [{"metric": "macro_roc_auc", "at_least": 0.8}],
             [{"metric": "macro_average_precision", "at_least": 0.7}],
             [{"metric": "accuracy", "min_improvement": 0.01}],
+            [{"metric": "nets:top_2", "at_least": 0.7, "max_regression": 0.1, "confidence": 0.9}],
+            [{"metric": "map", "max_regression": 0.1, "confidence": 0.9}]
+            + [{"metric": "mar_100", "at_least": 0.1}],
             [{"metric": "macro_f1", "min_skill": 0.3}],
             [{"metric": "map_50", "min_skill": 0.05}],
             [{"metric": "map", "at_least": 0.1}],

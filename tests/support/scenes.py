@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from manifests import list_counted, make_manifest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, build_shard_name
+from beam_jobs.statistics.summary import compute_class_weights
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, DatasetFigures, build_shard_name
 from pipeline_ops.artifacts.manifest import write_manifest
 from pipeline_ops.storage.open_store import open_path
 
@@ -62,6 +64,7 @@ def scenes(tmp_path_factory) -> str:
         num_rejected=0,
         rejected_by_reason={},
     )
+    (folder / CLASS_WEIGHTS).write_text(json.dumps(compute_class_weights(labels["train"])))
     files = list_counted(folder, counts)
     write_manifest(folder, make_manifest(pipeline="digit_scenes", figures=figures, files=files))
     return str(folder / "manifest.json")

@@ -59,6 +59,50 @@ def test_workers_and_devices_reach_the_losses_of_one_device(make_detection_job, 
         assert together == pytest.approx(alone, rel=1e-5), name
 
 
+WEIGHTED = {"preprocess__balance": "by_class", "train__class_weights": True}
+REPEATED = {"train__input.repeat_threshold": 0.9}
+
+
+@MODELS
+@pytest.mark.parametrize("options", [WEIGHTED, REPEATED], ids=["class weights", "repeats"])
+def test_rare_classes_count_more_alike_with_any_number_of_workers(
+    make_detection_job, host_pool, model, options
+):
+    alone = {"train__strategy": "one_device", "train__workers": 1}
+    plain, changed, together = (
+        losses(make_detection_job, host_pool, model, name, **each)
+        for name, each in {
+            "plain": alone,
+            "changed": alone | options,
+            "together": {"train__workers": 2} | options,
+        }.items()
+    )
+    assert together == pytest.approx(changed, rel=1e-5)
+    assert changed != pytest.approx(plain, rel=1e-3)
+
+
+def test_a_metric_of_the_gate_selects_the_best_epoch_with_any_number_of_workers(
+    make_detection_job, host_pool
+):
+    figures = []
+    for workers in (1, 2):
+        job = make_detection_job(
+            f"map-{workers}",
+            train__workers=workers,
+            train__model_parameters=DETECTORS["center_detector"],
+            train__best_checkpoint={"monitor": "validation_map"},
+            train__early_stopping={"monitor": "validation_mar_100"},
+            train__epochs=4,
+        )
+        state = train(job, host_pool)
+        names = ("validation_map", "validation_map_50", "validation_mar_100")
+        figures.append([[epoch.metrics[name] for name in names] for epoch in state.history])
+        maps = [epoch[0] for epoch in figures[-1]]
+        assert maps[state.best_epoch] == max(maps) > 0
+    # Later, Adam has made rounding errors so large that a detection or two differ.
+    assert figures[0][:2] == [pytest.approx(epoch, rel=1e-4) for epoch in figures[1][:2]]
+
+
 @MODELS
 def test_micro_batches_change_nothing(make_detection_job, host_pool, model):
     whole, parts = (

@@ -27,3 +27,13 @@ def brier_error(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Makes the usual mistake of a mean over the batch."""
     return tf.reduce_mean(focal_loss(labels, logits))
+
+
+def first_example(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Makes the mistake of a value for one example alone."""
+    return focal_loss(labels, logits)[:1]
+
+
+def undefined(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns no number."""
+    return tf.math.log(focal_loss(labels, logits) - 1e3)

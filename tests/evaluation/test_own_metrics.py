@@ -1,0 +1,99 @@
+"""Rules of the gate on the user's own metrics."""
+
+from __future__ import annotations
+
+import pytest
+from evaluation.evaluations import read_figures
+
+from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.jobs.job_code import add_user_files, validate_environment
+from pipeline_ops.user_code.models import validate_names
+
+MODULE = "acme_vision.objectives"
+TOP_3, BRIER = {"metric": f"{MODULE}:top3"}, {"metric": f"{MODULE}:brier_error"}
+pytestmark = pytest.mark.usefixtures("user_package")
+
+
+def test_own_metrics_are_judged_for_both_models_and_on_slices(sandbox):
+    sandbox.publish("fair")
+    gate = [
+        TOP_3 | {"at_least": 0.9, "max_regression": 0.02, "confidence": 0.95},
+        BRIER | {"at_most": 1.5, "max_regression": 0.01, "confidence": 0.95},
+        TOP_3 | {"at_least": 0.5, "of_slice": "size"},
+    ]
+    slices = [{"by": "image_bytes", "edges": [145], "name": "size"}]
+    plan = sandbox.plan(
+        "evaluate",
+        sandbox.train("good"),
+        evaluate__gate=gate,
+        evaluate__slices=slices,
+        evaluate__top_k=3,
+    )
+    assert "acme_vision/objectives.py" in plan.request.fingerprint.code
+    code, folder = sandbox.run(plan)
+    figures = read_figures(folder)
+    assert code == ExitCode.SUCCESS, [rule.text for rule in figures.rules]
+    for model in (figures.challenger, figures.champion):
+        assert model.metrics["top3"] == pytest.approx(model.metrics["top_k_accuracy"])
+        assert 0 < model.metrics["brier_error"] < 1
+    top, compared, brier, margin, *parts = figures.rules
+    assert (top.metric, compared.champion) == ("top3", figures.champion.metrics["top3"])
+    assert compared.low <= compared.value - compared.champion <= compared.high
+    # A lower error is a gain.
+    assert brier.text.startswith("brier_error 0.") and " is at most 1.5000" in brier.text
+    assert margin.low < margin.high < 0 and margin.passed and "shown" in margin.text
+    assert {rule.subject for rule in parts} == {"size=below 145", "size=145 and more"}
+    mean = sum(part.num_examples * part.challenger["top3"] for part in figures.slices) / 100
+    assert mean == pytest.approx(top.value)
+    low, high = figures.challenger.intervals["top3"]
+    assert low < top.value < high
+    page = (folder / REPORT).read_text()
+    assert "brier error" in page and f"{low:.4f} to {high:.4f}" in page
+
+
+def test_a_worse_error_is_refuted_at_the_confidence(sandbox):
+    sandbox.publish("good")
+    gate = [BRIER | {"max_regression": 0.01, "confidence": 0.95}]
+    plan = sandbox.plan("evaluate", sandbox.train("poor"), evaluate__gate=gate)
+    code, folder = sandbox.run(plan)
+    [verdict] = read_figures(folder).rules
+    assert code == ExitCode.GATE_NOT_PASSED
+    assert 0 < verdict.low < verdict.high and "refuted" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("mean_loss", "must return a value for each example, a tensor of rank 1"),
+        ("nothing", "the module acme_vision.objectives has no function 'nothing'"),
+        ("first_example", "must return a finite number for each example, got shape"),
+        ("undefined", "must return a finite number for each example, .* with nan"),
+    ],
+)
+def test_an_own_metric_that_can_not_be_used_is_an_error_of_the_config(sandbox, function, message):
+    gate = [{"metric": f"{MODULE}:{function}", "max_regression": 0.5}]
+    plan = sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=gate)
+    with pytest.raises(ConfigError, match=message):
+        sandbox.run(plan)
+
+
+def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tmp_path):
+    code = "def top_2(labels, logits): ...\n"
+    (tmp_path / "beside.py").write_text(code)
+    gate = [{"metric": "beside:top_2", "at_least": 0.5}]
+    request = sandbox.plan("evaluate", sandbox.train("good")).request
+    config = request.config | {"gate": gate}
+    file = str(tmp_path / "digits.yaml")
+    request = request.model_copy(update={"config": config, "config_file": file})
+    assert add_user_files(request).user_files == {"beside.py": code}
+    with pytest.raises(ConfigError, match=r"beside\.py on .* is not the one that Airflow has"):
+        validate_environment(request)
+
+
+def test_a_metric_that_does_not_exist_is_found_before_a_run(sandbox):
+    gate = [{"metric": f"{MODULE}:top4", "at_least": 0.5}]
+    config = sandbox.config(evaluate__gate=gate)
+    message = "evaluate.gate.0.metric: acme_vision.objectives:top4: .* defines no 'top4'"
+    with pytest.raises(ConfigError, match=message):
+        validate_names(config.evaluate, config.file.parent)

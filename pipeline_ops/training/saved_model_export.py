@@ -14,6 +14,7 @@ Legend: N images, J of them JPEG, P of them PNG, H W C one image as the model ta
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ def export_saved_model(spec: CandidateSpec) -> None:
     else:
         served = ServedClassifier(model, image_shape, geometry)
     _write_references(dataset, served, folder)
+    is_detector = isinstance(served, ServedDetector)
+    add_class_names(served, dataset.figures.class_names, work, with_label_map=is_detector)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
@@ -110,6 +113,28 @@ def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) 
     packed = pack_detections(outputs) if is_detector else outputs["probabilities"].numpy()
     with translate_write_errors(folder / REFERENCE_OUTPUTS):
         np.save(folder / REFERENCE_OUTPUTS, packed)
+
+
+def add_class_names(
+    served: tf.Module, names: Sequence[str], folder: Path, with_label_map: bool
+) -> None:
+    """Adds the class names to the assets of a SavedModel, which copies them from a folder.
+
+    `class_names.txt` has one class in a line, with spaces for line breaks. `label_map.pbtxt` is a
+    label map of the Object Detection API, which counts classes from 1.
+    """
+    lines = "".join(" ".join(name.splitlines()) + "\n" for name in names)
+    served.class_names = _write_asset(folder / "class_names.txt", lines)
+    if with_label_map:
+        quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+        items = (f"item {{\n  id: {i}\n  name: {each}\n}}\n" for i, each in enumerate(quoted, 1))
+        served.label_map = _write_asset(folder / "label_map.pbtxt", "".join(items))
+
+
+def _write_asset(file: Path, text: str) -> tf.saved_model.Asset:
+    with translate_write_errors(file):
+        file.write_text(text, "utf-8")
+    return tf.saved_model.Asset(str(file))
 
 
 class ServedImages(tf.Module, abc.ABC):

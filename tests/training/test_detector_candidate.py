@@ -113,6 +113,20 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
     assert answer["boxes"].min() >= 0 and answer["boxes"].max() <= 1
 
 
+def test_the_label_map_travels_with_a_detector(candidate):
+    import tensorflow as tf
+
+    from beam_jobs.sources.tfrecord import parse_label_map
+
+    model = tf.saved_model.load(str(candidate[0] / SAVED_MODEL))
+    file, names = (
+        Path(each.asset_path.numpy().decode()) for each in (model.label_map, model.class_names)
+    )
+    assert names.read_text().split() == [str(digit) for digit in range(10)]
+    found = parse_label_map(file.read_bytes(), str(file)).names
+    assert found == {digit + 1: str(digit) for digit in range(10)}
+
+
 def test_export_accepts_the_candidate_and_no_other(candidate):
     from pipeline_ops.export.check import AgreementRule, References
 

@@ -25,7 +25,9 @@ A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fract
 that was sent), `scores` (float32 [N, 100], the best first), `classes` (int64 [N, 100]: indexes into
 the class names) and `num_detections` (int32 [N]). Values after the first `num_detections` are 0. A
 detector whose head uses only operations of TFLite and ONNX has a fifth signature for these formats,
-`portable`, with the interface of `images`. The assets also have the classes as `label_map.pbtxt`.
+`portable`, with the interface of `images`. `detection_api` takes `input_tensor` (uint8 [N, height,
+width, 3]) and has the outputs of the Object Detection API, with classes from 1. The assets also
+have the classes as `label_map.pbtxt`.
 """
 MIN_SCORE = 0.01
 """The minimum score of a detection.

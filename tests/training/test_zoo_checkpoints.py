@@ -347,6 +347,25 @@ def test_a_backbone_of_another_width_is_refused_by_its_shapes(tmp_path):
         load(prefix, narrow)
 
 
+def test_the_last_convolution_of_a_narrow_mobilenet_stays_random(tmp_path):
+    """The API narrows it, too, and `keras.applications` does not."""
+    model = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
+    names, own = list_names("MobileNetV2", is_slim=False), get_arrays(model)
+    shapes = {name: own[name].shape for name in names}
+    theirs = {
+        names[name]: (*shape[:-1], 448) if name.startswith("Conv_1") else shape
+        for name, shape in shapes.items()
+    }
+    arrays = make_arrays(theirs)
+    found = load(write_tf2(tmp_path, arrays), model)
+    taken = dict(zip(own, found.weights, strict=True))
+    left_out = [name for name in names if name in found.left_out]
+    assert left_out == [name for name in names if name.startswith("Conv_1")]
+    assert (taken["Conv_1/kernel"] == own["Conv_1/kernel"]).all()
+    assert (taken["Conv1/kernel"] == arrays["Conv1/kernel"]).all()
+    assert "% of the parameters besides the head: Conv1, bn_Conv1, " in found.taken
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     model = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
     prefix, _ = write(tmp_path, "MobileNetV2", "slim", model)

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gangs import ALONE, QUICK, run_gang
+from scenes import DETECTORS, DIGIT_SCENES
 
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.storage.open_store import open_path
 
 SIDE = 64
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -159,6 +163,10 @@ def make_detector(network: str, **parameters):
 
 def get_arrays(model) -> dict[str, np.ndarray]:
     return {variable.path: variable.numpy() for variable in model.weights}
+
+
+def make_narrow():
+    return make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
 
 
 def load(place: Path, model):
@@ -327,7 +335,7 @@ def test_a_saved_model_of_the_api_is_a_checkpoint_of_it(tmp_path):
     name = "conv4_block23_3_conv/kernel"
     exported._model._feature_extractor.kernel = tf.Variable([1.0], name=name)
     tf.saved_model.save(exported, str(tmp_path / "saved_model"))
-    model = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
+    model = make_narrow()
     with pytest.raises(ConfigError, match="holds ResNet101, and the .* model is MobileNetV2"):
         load(tmp_path / "saved_model", model)
 
@@ -342,14 +350,14 @@ def test_a_model_without_such_a_backbone_is_refused(tmp_path):
 
 def test_a_backbone_of_another_width_is_refused_by_its_shapes(tmp_path):
     prefix, _ = write(tmp_path, "MobileNetV2", "tf2", make_detector("MobileNetV2"))
-    narrow = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
+    narrow = make_narrow()
     with pytest.raises(ConfigError, match="fits less than half .* Conv1/kernel .* has the shape"):
         load(prefix, narrow)
 
 
 def test_the_last_convolution_of_a_narrow_mobilenet_stays_random(tmp_path):
     """The API narrows it, too, and `keras.applications` does not."""
-    model = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
+    model = make_narrow()
     names, own = list_names("MobileNetV2", is_slim=False), get_arrays(model)
     shapes = {name: own[name].shape for name in names}
     theirs = {
@@ -367,7 +375,7 @@ def test_the_last_convolution_of_a_narrow_mobilenet_stays_random(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
-    model = make_detector("MobileNetV2", backbone_parameters={"alpha": 0.35})
+    model = make_narrow()
     prefix, _ = write(tmp_path, "MobileNetV2", "slim", model)
     (tmp_path / "model.ckpt.data-00000-of-00001").write_bytes(b"short")
     with pytest.raises(DataError, match="cannot read .*model.ckpt as weights"):
@@ -392,3 +400,21 @@ def test_a_plan_has_the_digest_of_the_checkpoint_that_a_path_names(tmp_path):
     (folder / "model.ckpt-2.index").touch()
     with pytest.raises(ConfigError, match="several checkpoints, model.ckpt, model.ckpt-2. Name"):
         make_path_input(folder)
+
+
+@pytest.mark.training
+def test_a_gang_begins_with_the_backbone_of_a_checkpoint(scenes, make_job_in, host_pool, tmp_path):
+    parameters = DETECTORS["retinanet"]  # MobileNetV2
+    prefix, _ = write(tmp_path, "MobileNetV2", "slim", make_narrow())
+    job = make_job_in(tmp_path, scenes, DIGIT_SCENES)(
+        **QUICK,
+        **ALONE,
+        train__model="retinanet",
+        train__model_parameters=parameters,
+        train__warm_start=str(prefix),
+    )
+    run_gang(job, host_pool, steps_limit=1)
+    events = ProgressReader(open_path(job.attempt.progress)).read_new()
+    [message] = [event.message for event in events if event.phase == "warm start"]
+    start = f"starts from the weights of {prefix}. Randomly initialized: lateral_5/kernel, "
+    assert message.startswith(start) and "Conv1/" not in message and "class_last/bias" in message

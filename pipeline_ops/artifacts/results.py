@@ -19,13 +19,15 @@ SAVED_MODEL = "saved_model"
 `serving_default` takes `image_bytes` (string [N]: files of any size), `images` takes `images`
 (float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with
 `image/encoded`). All three return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]).
-`decode` takes `image_bytes` and returns `images`.
+`decode` takes `image_bytes` and returns `images`. `assets/class_names.txt` has one class in a line.
 
 A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image
 that was sent), `scores` (float32 [N, 100], the best first), `classes` (int64 [N, 100]: indexes into
 the class names) and `num_detections` (int32 [N]). Values after the first `num_detections` are 0. A
 detector whose head uses only operations of TFLite and ONNX has a fifth signature for these formats,
-`portable`, with the interface of `images`.
+`portable`, with the interface of `images`. `detection_api` takes `input_tensor` (uint8 [N, height,
+width, 3]) and has the outputs of the Object Detection API, with classes from 1. The assets also
+have the classes as `label_map.pbtxt`.
 """
 MIN_SCORE = 0.01
 """The minimum score of a detection.

@@ -516,8 +516,8 @@ class Train(TaskSection):
     )
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
     of the published ones, `weights NAME` for a bundle of `trainyard weights add`, or the path of a
-    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out if it
-    has another number of classes."""
+    SavedModel's folder, of a file of weights (.npz, .h5 or .keras) or of a checkpoint of the
+    TensorFlow Object Detection API. The head is left out if it has another number of classes."""
     freeze_epochs: int = per_run_field(0, ge=0, le=MAX_EPOCHS, is_advanced=True)
     """The number of first epochs in which the weights that `warm_start` has set do not change. Only
     the others, such as a head for other classes, learn."""

@@ -122,15 +122,25 @@ class References:
 
     def check_saved_model(self, rule: AgreementRule) -> Agreement:
         """Checks every signature that answers."""
-        images = self.model.call_signature("images", images=self.decode_images())
+        decoded = self.decode_images()
+        images = self.model.call_signature("images", images=decoded)
         examples = self.model.call_signature("examples", examples=np.array(self.serialized))
         answers = {
             "the SavedModel": self._predictions,
             "the signature images of the SavedModel": self.pack(images),
             "the signature examples of the SavedModel": self.pack(examples),
         }
+        if self.task == "detection":
+            answers["the signature detection_api of the SavedModel"] = self._detect_as_api(decoded)
         found = [compare(self.outputs, each, rule, name) for name, each in answers.items()]
         return max(found, key=lambda agreement: agreement.max_difference)
+
+    def _detect_as_api(self, images_NHWC: np.ndarray) -> np.ndarray:
+        pixels = np.broadcast_to(np.rint(images_NHWC).astype(np.uint8), (*images_NHWC.shape[:3], 3))
+        found = self.model.call_signature("detection_api", input_tensor=pixels)
+        boxes, scores = found["detection_boxes"], found["detection_scores"]
+        classes = np.where(scores > 0, found["detection_classes"] - 1, 0)
+        return pack_detections({"boxes": boxes, "scores": scores, "classes": classes})
 
     def decode_images(self) -> np.ndarray:
         """Returns the images as the model takes them: float32 [N, H, W, C]."""

@@ -19,7 +19,8 @@ _PREPROCESS_TORCH = ("DenseNet121",)
 # The other networks contain their preprocessing.
 
 _MEAN_CAFFE = (103.939, 116.779, 123.68)
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""The colours of ImageNet: red, green, blue."""
 
 
 def build(
@@ -57,9 +58,9 @@ def preprocess_images(name: str, images: KerasTensor) -> KerasTensor:
     if name in _PREPROCESS_TF:
         return layers.Rescaling(1 / 127.5, -1)(x)
     if name in _PREPROCESS_TORCH:
-        return layers.Normalization(
-            mean=_MEAN, variance=[deviation**2 for deviation in _DEVIATION]
-        )(layers.Rescaling(1 / 255)(x))
+        return layers.Normalization(mean=MEAN, variance=[deviation**2 for deviation in DEVIATION])(
+            layers.Rescaling(1 / 255)(x)
+        )
     if name in _PREPROCESS_CAFFE:
         return layers.Normalization(mean=_MEAN_CAFFE, variance=(1.0, 1.0, 1.0))(
             layers.Lambda(_reversed_channels, name="bgr")(x)

@@ -152,7 +152,7 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
             "shards": 8,
         },
         "train": {"model": own_model, "model_parameters": parameters}
-        | convert_training(config)
+        | convert_training(config, model, parameters.get("backbone"))
         | {"best_checkpoint": None},
         "evaluate": {"gate": [{"metric": "map", "at_least": _MIN_MAP, "max_regression": 0.01}]},
         "export": {"model": pipeline},

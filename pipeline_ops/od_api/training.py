@@ -7,6 +7,7 @@ detector.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,10 +35,13 @@ _NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
 _POSITIVE = Clip.model_fields["value"]
 
 
-def convert_training(config: ConfigReader) -> dict[str, Any]:
+def convert_training(
+    config: ConfigReader, model: ConfigReader, backbone: str | None
+) -> dict[str, Any]:
     """Returns the keys of `train`, except those of the model.
 
-    Raises ConfigError, with the place in the file, if a value is not possible.
+    `model` is the API's, and `backbone` that of ours. Raises ConfigError, with the place in the
+    file, if a value is not possible.
     """
     section = config.message("train_config")
     batch = section.take("batch_size", int, 32, _TRAIN["global_batch_size"])
@@ -48,14 +52,7 @@ def convert_training(config: ConfigReader) -> dict[str, Any]:
         converted["precision"] = "bfloat16"
     if augmentation := _convert_augmentation(section):
         converted["input"] = {"augment": augmentation}
-    if section.has("fine_tune_checkpoint"):
-        checkpoint = section.take("fine_tune_checkpoint", str, "")
-        config.note_loss(
-            f"{section.path('fine_tune_checkpoint')}: '{checkpoint}' contains the API's variables, "
-            "which our model does not have, so the training starts from random weights. Set "
-            "train.warm_start to a SavedModel or a weights file of our model, or of its backbone "
-            "as keras.applications publishes it."
-        )
+    converted |= _convert_checkpoint(section, model, backbone)
     if config.has("graph_rewriter"):
         config.message("graph_rewriter").take_rest()
         config.note_loss(
@@ -63,6 +60,34 @@ def convert_training(config: ConfigReader) -> dict[str, Any]:
             "export.formats has TFLite with eight bits."
         )
     return converted
+
+
+def _convert_checkpoint(
+    section: ConfigReader, model: ConfigReader, backbone: str | None
+) -> dict[str, str]:
+    """Returns a warm start if the checkpoint exists, and we have exactly its network."""
+    if not section.has("fine_tune_checkpoint"):
+        return {}
+    checkpoint = section.take("fine_tune_checkpoint", str, "")
+    place = f"{section.path('fine_tune_checkpoint')}: '{checkpoint}'"
+    prefix = os.path.abspath(os.path.expanduser(checkpoint))
+    network = model.message("feature_extractor").take("type", str, "")
+    if backbone is None or not any(name in network for name in _EXACT_BACKBONES):
+        problem = f"no backbone of ours is that of {network}"
+    elif not os.path.isfile(f"{prefix}.index"):
+        problem = f"there is no {checkpoint}.index"
+    else:
+        section.note_loss(
+            f"{place} fills the backbone {backbone} (train.warm_start). The pyramid and the heads "
+            "start from random weights, because ours are other networks"
+        )
+        return {"warm_start": prefix}
+    section.note_loss(
+        f"{place} is not used, so the training starts from random weights, because {problem}. Set "
+        "train.warm_start to a checkpoint of the same backbone, or to a SavedModel or a weights "
+        "file of our model, or of its backbone as keras.applications publishes it."
+    )
+    return {}
 
 
 def _convert_steps(section: ConfigReader) -> dict[str, int]:
@@ -473,8 +498,8 @@ def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
         return {}
     model.note(
         f"{extractor.path('batch_norm_trainable')} is false by default, so the statistics of the "
-        "backbone are frozen. That is useful only with the weights of a trained backbone. "
-        "Set train.warm_start."
+        "backbone are frozen. That is useful only with the weights of a trained backbone "
+        "(train.warm_start)."
     )
     return {"frozen_batch_normalization": True}
 
@@ -508,7 +533,7 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
         if frozen:
             model.note(
                 f"{model.path('freeze_batchnorm')}: frozen statistics are useful only with the "
-                "weights of a trained backbone. Set train.warm_start."
+                "weights of a trained backbone (train.warm_start)."
             )
     return parameters
 

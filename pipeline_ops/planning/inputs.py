@@ -21,7 +21,9 @@ planned.
 from __future__ import annotations
 
 import contextlib
+import glob
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -41,7 +43,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.registry.weights import find_bundle
+from pipeline_ops.registry.weights import find_bundle, find_checkpoint
 from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
@@ -254,23 +256,36 @@ def _find_named_input(config: PipelineConfig, source: str) -> Input:
 
 
 def make_path_input(path: Path) -> Input:
-    """Returns the input for a SavedModel's folder or a file of weights. Raises ConfigError."""
+    """Returns the input for a SavedModel's folder, a checkpoint or a file of weights.
+
+    Raises ConfigError if there is none.
+    """
+    if checkpoint := find_checkpoint(path):
+        parts = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}.*")
+        files = [file for file in parts if file.suffix.startswith((".index", ".data-"))]
+        return Input(uri=str(checkpoint), digest=_compute_files_digest(checkpoint.parent, files))
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         inside = sorted(found.parent for found in path.glob("*/saved_model.pb"))
+        inside += sorted(found.with_suffix("") for found in path.glob("*/*.index"))
         cure = str(inside[-1]) if inside else "a SavedModel's folder, or a file of weights"
         raise ConfigError(
             f"train.warm_start: the folder {path} has no saved_model.pb. Give {cure}."
         )
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        names = [[str(file.relative_to(path)), _compute_sha256(file)] for file in files]
-        return Input(uri=str(path), digest=compute_digest(names))
+        files = [file for file in path.rglob("*") if file.is_file()]
+        return Input(uri=str(path), digest=_compute_files_digest(path, files))
     if path.is_file():
         return Input(uri=str(path), digest=_compute_sha256(path))
     raise ConfigError(
         f"train.warm_start: there is no {path}. Give champion, a published version such as "
-        "`version 3`, a bundle such as `weights resnet50`, the folder of a SavedModel, or a file "
-        "of weights."
+        "`version 3`, a bundle such as `weights resnet50`, the folder of a SavedModel, a "
+        "checkpoint of the Object Detection API, or a file of weights."
+    )
+
+
+def _compute_files_digest(folder: Path, files: Iterable[Path]) -> str:
+    return compute_digest(
+        [[str(file.relative_to(folder)), _compute_sha256(file)] for file in sorted(files)]
     )
 
 

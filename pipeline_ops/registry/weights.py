@@ -198,6 +198,24 @@ def add_bundle(
     return True
 
 
+def find_checkpoint(path: Path) -> Path | None:
+    """Returns the prefix of a TensorFlow checkpoint, without .index and .data-00000-of-00001.
+
+    The path is the prefix, its .index, or a folder with one checkpoint. Returns None for anything
+    else. Raises ConfigError for a folder with several.
+    """
+    if path.is_dir():
+        found = sorted(index.with_suffix("") for index in path.glob("*.index"))
+        if len(found) > 1:
+            names = ", ".join(prefix.name for prefix in found)
+            raise ConfigError(
+                f"train.warm_start: {path} has several checkpoints, {names}. Name one of them."
+            )
+        return found[0] if found else None
+    prefix = path.with_suffix("") if path.suffix == ".index" else path
+    return prefix if Path(f"{prefix}.index").is_file() else None
+
+
 def fetch_weights(entry: Input) -> str:
     """Returns the local path of a training's initial weights.
 

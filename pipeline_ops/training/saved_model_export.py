@@ -14,6 +14,7 @@ Legend: N images, J of them JPEG, P of them PNG, H W C one image as the model ta
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ def export_saved_model(spec: CandidateSpec) -> None:
     else:
         served = ServedClassifier(model, image_shape, geometry)
     _write_references(dataset, served, folder)
+    is_detector = isinstance(served, ServedDetector)
+    add_class_names(served, dataset.figures.class_names, work, with_label_map=is_detector)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
@@ -110,6 +113,28 @@ def _write_references(dataset: HostDataset, served: ServedImages, folder: Path) 
     packed = pack_detections(outputs) if is_detector else outputs["probabilities"].numpy()
     with translate_write_errors(folder / REFERENCE_OUTPUTS):
         np.save(folder / REFERENCE_OUTPUTS, packed)
+
+
+def add_class_names(
+    served: tf.Module, names: Sequence[str], folder: Path, with_label_map: bool
+) -> None:
+    """Adds the class names to the assets of a SavedModel, which copies them from a folder.
+
+    `class_names.txt` has one class in a line, with spaces for line breaks. `label_map.pbtxt` is a
+    label map of the Object Detection API, which counts classes from 1.
+    """
+    lines = "".join(" ".join(name.splitlines()) + "\n" for name in names)
+    served.class_names = _write_asset(folder / "class_names.txt", lines)
+    if with_label_map:
+        quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+        items = (f"item {{\n  id: {i}\n  name: {each}\n}}\n" for i, each in enumerate(quoted, 1))
+        served.label_map = _write_asset(folder / "label_map.pbtxt", "".join(items))
+
+
+def _write_asset(file: Path, text: str) -> tf.saved_model.Asset:
+    with translate_write_errors(file):
+        file.write_text(text, "utf-8")
+    return tf.saved_model.Asset(str(file))
 
 
 class ServedImages(tf.Module, abc.ABC):
@@ -155,21 +180,28 @@ class ServedImages(tf.Module, abc.ABC):
         """
         height, width, _ = self.image_shape
         pixels_N = validate_images(image_bytes, height * width)
-        spec = (tf.TensorSpec(self.image_shape, tf.float32), tf.TensorSpec([4], tf.float32))
-
-        def decode(count: int) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.map_fn(
-                self._decode, image_bytes, parallel_iterations=count, fn_output_signature=spec
-            )
-
         is_large = tf.reduce_sum(pixels_N) > MAX_PARALLEL_PIXELS  # which waits for the checks
-        images, windows = tf.cond(is_large, lambda: decode(1), lambda: decode(_NUM_DECODES))
-        return {"images": images, "windows": windows}
+        return tf.cond(
+            is_large,
+            lambda: self._map(self._decode, image_bytes, 1),
+            lambda: self._map(self._decode, image_bytes, _NUM_DECODES),
+        )
+
+    def _map(
+        self, fit: Callable[[tf.Tensor], Any], images: tf.Tensor, parallel: int
+    ) -> dict[str, tf.Tensor]:
+        spec = (tf.TensorSpec(self.image_shape, tf.float32), tf.TensorSpec([4], tf.float32))
+        found = tf.map_fn(fit, images, parallel_iterations=parallel, fn_output_signature=spec)
+        return dict(zip(("images", "windows"), found, strict=True))
 
     def _decode(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        height, width, channels = self.image_shape
+        channels = self.image_shape[2]
         image_HWC = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
-        image_HWC = tf.ensure_shape(image_HWC, [None, None, channels])
+        return self._fit(tf.ensure_shape(image_HWC, [None, None, channels]))
+
+    def _fit(self, image_HWC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Brings an image to the size of the model. Returns its window, too."""
+        height, width, _ = self.image_shape
         size = tf.constant((height, width), tf.float64)
         shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
         match self._geometry.mode:
@@ -248,15 +280,41 @@ class ServedDetector(ServedImages):
         self._head = head
         batch_shape = (None, *image_shape)
         self.portable = _make_signature(self._predict_portably, "images", batch_shape, tf.float32)
+        self.detection_api = _make_signature(
+            self._predict_as_api, "input_tensor", (None, None, None, 3), tf.uint8
+        )
+        self.__call__ = self.detection_api  # as in a SavedModel of the API
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:
-        """With `portable`, which is `images` in operations that all exported formats have."""
-        return super().signatures | {"portable": self.portable}
+        """With `portable`, which is `images` in operations that all exported formats have, and
+        `detection_api`, which is `serving_default` as the Object Detection API has it.
+        """
+        return super().signatures | {
+            "portable": self.portable,
+            "detection_api": self.detection_api,
+        }
 
     def _predict_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._predict_decoded(self.decode(image_bytes))
+
+    def _predict_as_api(self, input_tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes uint8 [N, height, width, 3]. All outputs are float32, and classes count from 1.
+
+        As in the API (`exporter_lib_v2.py`), the class of a padding entry is 1.
+        """
+        is_grey = self.image_shape[2] == 1
+        images = tf.image.rgb_to_grayscale(input_tensor) if is_grey else input_tensor
+        found = self._predict_decoded(self._map(self._fit, images, _NUM_DECODES))
+        return {
+            "detection_boxes": found["boxes"],
+            "detection_scores": found["scores"],
+            "detection_classes": tf.cast(found["classes"] + 1, tf.float32),
+            "num_detections": tf.cast(found["num_detections"], tf.float32),
+        }
+
+    def _predict_decoded(self, decoded: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns boxes in fractions of the request's images, cut at their edges."""
-        decoded = self.decode(image_bytes)
         detections = dict(self.images(decoded["images"]))
         if self._geometry.mode == "stretch":
             return detections

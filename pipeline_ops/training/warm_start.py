@@ -24,12 +24,16 @@ from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.artifacts.results import WEIGHTS
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import TrackableObjectGraph
+from pipeline_ops.registry.weights import find_checkpoint
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.training.checkpoints import Arrays, read_arrays
+from pipeline_ops.training.zoo_checkpoints import Backbone, convert_weight, match_backbone
 
 NamedArrays = list[tuple[str, np.ndarray]]
 """Weights in order. A name is empty if the file has none."""
 _OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
+_FEATURE_EXTRACTOR = "/_feature_extractor"
+"""A part of the keys in a SavedModel of the Object Detection API."""
 _MAX_LAYERS = 8
 _MAX_TOP_LAYERS = 3
 """The most layers with weights in the top of a network of `keras.applications`, those of VGG."""
@@ -52,23 +56,27 @@ def read_warm_start(
 ) -> WarmStart:
     """Reads the weights at a URI for a model, whose own weights are `initial`.
 
-    The URI is a SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
-    .weights.h5, .h5 or .keras. `build` builds another such model without a strategy. Raises
-    ConfigError if less than half of the model matches, and DataError if the URI cannot be read.
+    The URI is a SavedModel's folder, the manifest in it, a checkpoint of the TensorFlow Object
+    Detection API, or a file: .npz as training writes it, .weights.h5, .h5 or .keras. `build` builds
+    another such model without a strategy. Raises ConfigError if less than half of the model
+    matches, and DataError if the URI cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
     names, outside = [variable.path for variable in model.weights], list[str]()
+    checkpoint = find_checkpoint(path)
     try:
         if path.suffix in (".h5", ".keras"):
             source, outside = _read_with_keras(path, build(), names)
-        elif path.is_dir():
-            source = _read_variables(path, dict(zip(names, initial, strict=True)))
+        elif checkpoint or path.is_dir():
+            required = dict(zip(names, initial, strict=True))
+            prefix = checkpoint or path / "variables" / "variables"
+            source, outside = _read_variables(prefix, required, is_own=not checkpoint)
         elif path.suffix == ".npz":
             source = [("", array) for array in read_arrays(path)]
         else:
             raise ValueError(
                 f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
-                "or it must be a SavedModel's folder"
+                "or it must be a SavedModel's folder or a checkpoint"
             )
     except (OSError, ValueError, LookupError, RuntimeError, tf.errors.OpError) as error:
         raise make_read_error(
@@ -185,24 +193,38 @@ def _load_in_order(path: Path, model: keras.Model) -> None:
     raise problems[0]
 
 
-def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
-    """Reads the variables of a SavedModel that a model needs, under the model's names.
+def _read_variables(
+    prefix: Path, required: Mapping[str, np.ndarray], is_own: bool
+) -> tuple[NamedArrays, list[str]]:
+    """Reads the variables of a checkpoint that a model needs, under the model's names.
+
+    `is_own` is true for that of a SavedModel, unless it is one of the Object Detection API. Returns
+    also the names of weights that the checkpoint is not meant to have.
 
     The graph is neither loaded nor run, because a SavedModel is a program, and even its
     initializers can write files. Only tensors with the shape and the type of the required array are
     read, so a shape in a file allocates no memory. Others come as zeros that take no memory.
     """
-    reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
-    keys = _read_checkpoint_keys(reader.get_tensor(_OBJECT_GRAPH))
+    reader = tf.train.load_checkpoint(str(prefix))
     shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    found: NamedArrays = []
-    for name, stored in _match_names(required, keys).items():
+    keys = {key: key for key in shapes}  # as TF1 wrote them
+    if _OBJECT_GRAPH in shapes:
+        keys = _read_checkpoint_keys(reader.get_tensor(_OBJECT_GRAPH))
+    is_own = is_own and not any(_FEATURE_EXTRACTOR in key for key in keys.values())
+    if is_own:
+        backbone = Backbone(_match_names(required, keys), {}, [])
+    else:
+        backbone = match_backbone(required, keys, str(prefix))
+    found: NamedArrays = list(backbone.constants.items())
+    for name, stored in backbone.stored.items():
         key, like = keys[stored], required[name]
         if key in shapes and types[key].as_numpy_dtype == like.dtype:
-            fits = tuple(shapes[key]) == like.shape
-            zeros = np.broadcast_to(like.dtype.type(0), shapes[key])
-            found.append((name, reader.get_tensor(key) if fits else zeros))
-    return found
+            array = np.broadcast_to(like.dtype.type(0), shapes[key])
+            if array.shape == like.shape:
+                array = reader.get_tensor(key)
+                array = array if is_own else convert_weight(name, array)
+            found.append((name, array))
+    return found, backbone.outside
 
 
 def _read_checkpoint_keys(serialized: bytes) -> dict[str, str]:

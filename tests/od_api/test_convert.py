@@ -119,6 +119,34 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     assert config.train.optimizer.weight_decay == pytest.approx(4e-4)
 
 
+def test_a_checkpoint_that_is_there_fills_our_backbone(api_folder, monkeypatch):
+    """Relative paths start in the working directory, as with the API."""
+    file = api_folder / "pipeline.config"
+    monkeypatch.chdir(api_folder)
+    converted = convert(file)
+    assert "warm_start" not in converted.sections["train"]
+    assert (
+        "the training starts from random weights, because there is no resnet50.ckpt-1.index"
+        in " ".join(converted.losses)
+    )
+    (api_folder / "resnet50.ckpt-1.index").touch()
+    converted = convert(file)
+    assert converted.sections["train"]["warm_start"] == f"{api_folder}/resnet50.ckpt-1"
+    [told] = [text for text in converted.losses if "fine_tune_checkpoint" in text]
+    assert "fills the backbone MobileNetV2 (train.warm_start)" in told
+    text = file.read_text()
+    for network, reason in (
+        ("ssd_mobilenet_v1_fpn_keras", "no backbone of ours is that of ssd_mobilenet_v1"),
+        ("ssd_resnet152_v1_fpn_keras", "no backbone of ours is that of ssd_resnet152"),
+    ):
+        file.write_text(text.replace("ssd_mobilenet_v2_fpn_keras", network))
+        converted = convert(file)
+        assert "warm_start" not in converted.sections["train"]
+        assert reason in " ".join(converted.losses)
+    file.write_text(text.replace("\"resnet50\" '.ckpt-1'", '"gs://zoo/ckpt-0"'))
+    assert "because there is no gs://zoo/ckpt-0.index" in " ".join(convert(file).losses)
+
+
 def test_every_field_is_taken_or_told(api_folder):
     """A changed number or word changes the result, or is reported to have no counterpart."""
     file = api_folder / "pipeline.config"

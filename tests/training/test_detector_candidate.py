@@ -113,6 +113,67 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
     assert answer["boxes"].min() >= 0 and answer["boxes"].max() <= 1
 
 
+def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp_path):
+    """Also through the server, as a list of pixels."""
+    import cv2
+    import tensorflow as tf
+
+    from pipeline_ops.export.serving.model_reloader import LoadedModel, predict
+
+    folder = candidate[0] / SAVED_MODEL
+    model = tf.saved_model.load(str(folder))
+    scene, _, large = write_images(tmp_path)
+    cv2.imwrite(str(large.with_suffix(".png")), cv2.imread(str(large)))
+    for file in (scene, large.with_suffix(".png")):
+        wanted = model.signatures["serving_default"](tf.constant([file.read_bytes()]))
+        pixels = tf.io.decode_image(file.read_bytes(), 3)[None]
+        found = model.signatures["detection_api"](input_tensor=pixels)
+        assert (model(pixels)["detection_scores"] == found["detection_scores"]).numpy().all()
+        assert wanted["num_detections"].numpy().min() >= 5
+        for name in ("boxes", "scores"):
+            assert (found[f"detection_{name}"].numpy() == wanted[name].numpy()).all()
+        classes = found["detection_classes"].numpy()
+        assert classes.min() == 1 and (classes - 1 == wanted["classes"].numpy()).all()
+        assert found["num_detections"].numpy() == wanted["num_detections"].numpy()
+    body = {"signature_name": "detection_api", "instances": pixels.numpy().tolist()}
+    [answer] = predict(LoadedModel(1, folder, [], model), json.dumps(body).encode())["predictions"]
+    assert answer["detection_boxes"] == found["detection_boxes"][0].numpy().tolist()
+    assert answer["num_detections"] == found["num_detections"][0].numpy()
+
+
+def test_an_export_in_which_the_signature_of_the_api_differs_is_refused(candidate):
+    from pipeline_ops.export.check import AgreementRule, References
+
+    references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
+    call = references.model.call_signature
+
+    class Other:
+        def call_signature(self, name, **inputs):
+            answer = call(name, **inputs)
+            if name == "detection_api":
+                answer["detection_classes"] = answer["detection_classes"] + 1
+            return answer
+
+    references.model = Other()
+    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
+    with pytest.raises(DataError, match="the signature detection_api of the SavedModel is not"):
+        references.check_saved_model(rule)
+
+
+def test_the_label_map_travels_with_a_detector(candidate):
+    import tensorflow as tf
+
+    from beam_jobs.sources.tfrecord import parse_label_map
+
+    model = tf.saved_model.load(str(candidate[0] / SAVED_MODEL))
+    file, names = (
+        Path(each.asset_path.numpy().decode()) for each in (model.label_map, model.class_names)
+    )
+    assert names.read_text().split() == [str(digit) for digit in range(10)]
+    found = parse_label_map(file.read_bytes(), str(file)).names
+    assert found == {digit + 1: str(digit) for digit in range(10)}
+
+
 def test_export_accepts_the_candidate_and_no_other(candidate):
     from pipeline_ops.export.check import AgreementRule, References
 

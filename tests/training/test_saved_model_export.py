@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sandbox import remove_from_tests
 
 from pipeline_ops.artifacts.dataset import KEY
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES
+from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, SAVED_MODEL
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 
 
@@ -35,3 +37,39 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
     assert len(keys) == 64
     assert removed.isdisjoint(keys)
     assert np.isin(str(840).encode(), keys)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_class_names_travel_with_the_saved_model(dataset, make_job_in, tmp_path):
+    import tensorflow as tf
+
+    from pipeline_ops.models.digits_cnn import build
+    from pipeline_ops.training.checkpoints import write_arrays
+    from pipeline_ops.training.saved_model_export import export_saved_model
+
+    work, folder = tmp_path / "work", tmp_path / "candidate"
+    for made in (work, folder):
+        made.mkdir()
+    write_arrays(work / TRAINED, build((16, 16, 1), 10).get_weights())
+    request = str(make_job_in(tmp_path, dataset)().attempt.request)
+    export_saved_model(CandidateSpec(request=request, work=str(work), folder=str(folder)))
+    moved = (folder / SAVED_MODEL).rename(tmp_path / "moved")
+    path = Path(tf.saved_model.load(str(moved)).class_names.asset_path.numpy().decode())
+    assert path == moved / "assets" / "class_names.txt"
+    assert path.read_text().splitlines() == [str(digit) for digit in range(10)]
+    assert [file.name for file in path.parent.iterdir()] == ["class_names.txt"]
+    assert str(tmp_path).encode() not in (moved / "saved_model.pb").read_bytes()
+
+
+def test_any_class_name_is_one_line_and_one_item_of_the_label_map(tmp_path):
+    import tensorflow as tf
+
+    from beam_jobs.sources.tfrecord import parse_label_map
+    from pipeline_ops.training.saved_model_export import add_class_names
+
+    module, names = tf.Module(), ['a "b"', "c\\d", "two\nlines", "żółw", "{"]
+    add_class_names(module, names, tmp_path, with_label_map=True)
+    lines = Path(module.class_names.asset_path.numpy().decode()).read_text("utf-8").splitlines()
+    assert lines == ['a "b"', "c\\d", "two lines", "żółw", "{"]
+    file = Path(module.label_map.asset_path.numpy().decode())
+    assert parse_label_map(file.read_bytes(), "it").names == dict(enumerate(names, start=1))

@@ -81,3 +81,46 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
         [found, padding] = served.serving_default(tf.constant([png]))["boxes"][0].numpy()
         assert found == pytest.approx([0.4, 0.45, 0.6, 0.55], abs=0.01), (height, width)
         assert not padding.any()
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, channels):
+    """The detector's answer depends on all pixels that it sees. Each third entry is padding."""
+    import tensorflow as tf
+
+    from pipeline_ops.models.detection import Detections
+    from pipeline_ops.training.saved_model_export import ServedDetector
+
+    class Head:
+        def detect(self, images):
+            half = tf.reduce_mean(images[:, :16], [1, 2, 3]) / 1000
+            boxes = tf.stack([half, half / 2, 1 - half, 1 - half / 3], axis=-1)
+            scores = tf.stack([0.5 + half, half, 0 * half], axis=-1)
+            boxes = tf.where(scores[..., None] > 0, boxes[:, None], 0.0)
+            classes = tf.tile(tf.constant([[4, 0, 0]], tf.int64), [tf.shape(half)[0], 1])
+            return Detections(boxes, scores, classes, 2 + tf.cast(0 * half, tf.int32))
+
+        detect_portably = detect
+
+    model = tf.Module()
+    model.__class__ = type("Model", (tf.Module,), {"__call__": lambda _, images, training: images})
+    served = ServedDetector(model, (32, 48, channels), Head(), Geometry(mode=mode))
+    for height, width in SIZES:
+        image, _ = make_picture(height, width)
+        image = image if channels == 3 else np.repeat(image[..., :1], 3, axis=2)
+        images = np.stack([image, image[::-1]])
+        encoded = [tf.io.encode_png(each[..., :channels]).numpy() for each in images]
+        wanted = served.serving_default(tf.constant(encoded))
+        found = served.signatures["detection_api"](tf.constant(images))
+        assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
+            "detection_boxes": (tf.float32, (2, 3, 4)),
+            "detection_scores": (tf.float32, (2, 3)),
+            "detection_classes": (tf.float32, (2, 3)),
+            "num_detections": (tf.float32, (2,)),
+        }
+        assert (found["detection_boxes"].numpy() == wanted["boxes"].numpy()).all()
+        assert (found["detection_scores"].numpy() == wanted["scores"].numpy()).all()
+        assert not found["detection_scores"][:, 2].numpy().any()
+        assert found["detection_classes"].numpy().tolist() == [[5, 1, 1]] * 2
+        assert found["num_detections"].numpy().tolist() == [2, 2]

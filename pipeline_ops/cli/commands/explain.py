@@ -27,6 +27,7 @@ from pipeline_ops.cli.arguments import (
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
+from pipeline_ops.jobs.source_download import is_to_be_downloaded
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
@@ -160,6 +161,8 @@ def _forecast_job(
         failed = "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
         if failed and not evaluation.gate_passed:
             return Forecast(job, "skipped", f"the gate did not pass: {failed}")
+    if job == "preprocess" and is_to_be_downloaded(config):
+        return Forecast(job, "runs", "downloads the data set of preprocess.source first")
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)

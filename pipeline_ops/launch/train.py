@@ -261,6 +261,7 @@ def summarize_training(
         state
         | {
             "workers": workers,
+            "batch": config.batch_description,
             "steps": state["step"],
             "restarts": restarts,
             "weights_digest": digests[0],

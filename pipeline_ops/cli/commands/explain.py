@@ -77,6 +77,8 @@ def explain(arguments: argparse.Namespace) -> int:
         return 0
     for task, action, reason in _forecast_run(config):
         print(f"{task:<11}{action:<8}{reason}")
+        if task == "train" and config.train.batch_description:
+            print(f"{'':<19}{config.train.batch_description}")
     return 0
 
 
@@ -193,7 +195,7 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
         first = hosts.ports[0] if hosts and hosts.ports else 0
         ports = (itertools.count(first) if first else itertools.repeat(0) for _ in gang)
         plan = plan.with_ports(dict(zip((host.name for host in gang), ports, strict=True)))
-    yield str(plan)
+    yield "\n".join(filter(None, [str(plan), config.train.batch_description]))
     name, folder = f"trainyard-{config.pipeline}", attempt.folder
     if isinstance(hosts, SlurmHosts):
         log = folder / "slurm.log"

@@ -24,6 +24,7 @@ from pipeline_ops.cli.commands import (
     run,
     scaffold,
     serve,
+    tensorboard,
     ui,
     validate,
 )
@@ -42,6 +43,7 @@ _COMMANDS = (
     models,
     gc,
     serve,
+    tensorboard,
     reference,
     scaffold,
     preview,

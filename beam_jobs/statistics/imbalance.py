@@ -8,7 +8,8 @@ All numbers of a table together have a chance of 1 in 10,000 to be called unbala
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ from beam_jobs.statistics.summary import Histogram, ShardSummary, count_labels
 from pipeline_ops.artifacts.dataset import SPLITS
 
 _MAX_PROBABILITY = 1e-4
+_SPLITS_ADVICE = (
+    "Set preprocess.split.stratify: true, or correct the splits or groups that the source gives"
+)
+_SHARDS_ADVICE = "It matters only for train.input.shuffle: shards, whose batches follow the shards"
 _MIN_DEVIATIONS = 3.0
 """A number within so many standard deviations is always likely enough."""
 
@@ -42,12 +47,7 @@ def compute_dispersion(
 
     Dividing all counts by it keeps the test from seeing more independent draws than there are. For
     groups and boxes it is the factor on the variance if all members of one are of the same class.
-
-    Args:
-      num_examples: by split.
-      num_records: by split, before the stages.
-      unit_size: the number of records of a group, see `compute_mean_unit_size`.
-      boxes_per_image: for detection.
+    `num_records` are those before the stages, and `unit_size` is the size of a group in records.
     """
     shares = [num_examples[split] / max(1, num_records[split]) for split in SPLITS]
     cluster = 1.0
@@ -56,32 +56,22 @@ def compute_dispersion(
     return max(1.0, *shares) * max(1.0, unit_size) * max(1.0, cluster)
 
 
-def describe_imbalances(summaries: Iterable[ShardSummary], dispersion: float) -> list[str]:
+def describe_imbalances(summaries: Sequence[ShardSummary], dispersion: float) -> list[str]:
     """Returns a sentence on the splits and one on the shards of each split, if unbalanced."""
-    summaries = list(summaries)
-    shards: dict[str, dict[str, Mapping[str, int]]] = {split: {} for split in SPLITS}
-    for summary in summaries:
-        shards[summary.split][summary.name] = summary.labels
-    advice = (
-        "Set preprocess.split.stratify: true, or correct the splits or groups that the source gives"
-    )
-    sentences = list(_describe("split", count_labels(summaries), dispersion, advice))
-    advice = "It matters only for train.input.shuffle: shards, whose batches follow the shards"
-    for counts in shards.values():
-        sentences += _describe("shard", counts, dispersion, advice)
+    tables = [("splits", count_labels(summaries), _SPLITS_ADVICE)]
+    for split in SPLITS:
+        shards = {each.name: Counter(each.labels) for each in summaries if each.split == split}
+        tables.append(("shards", shards, _SHARDS_ADVICE))
+    sentences = []
+    for parts, counts, advice in tables:
+        if found := find_imbalance(counts, dispersion):
+            others = f", and {found.num_others} more numbers are unlikely" * bool(found.num_others)
+            sentences.append(
+                f"The {parts} are unbalanced by class beyond chance: {found.part} has "
+                f"{found.number:,} of {found.class_name}, and by its size it would have "
+                f"{found.expected:,.1f}{others}. {advice}."
+            )
     return sentences
-
-
-def _describe(
-    kind: str, counts: Mapping[str, Mapping[str, int]], dispersion: float, advice: str
-) -> Iterator[str]:
-    if found := find_imbalance(counts, dispersion):
-        others = f", and {found.num_others} more numbers are unlikely" * bool(found.num_others)
-        yield (
-            f"The {kind}s are unbalanced by class beyond chance: {found.part} has {found.number:,} "
-            f"of {found.class_name}, and by its size it would have {found.expected:,.1f}{others}. "
-            f"{advice}."
-        )
 
 
 def find_imbalance(

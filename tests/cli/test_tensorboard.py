@@ -21,6 +21,7 @@ from gangs import ALONE, QUICK
 from processes import wait_until
 
 from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.cli.main import main
 from pipeline_ops.errors import ExitCode
@@ -85,6 +86,7 @@ def test_runs_have_readable_names_and_new_ones_appear_while_they_train(trained, 
         shutil.copytree(artifact / TENSORBOARD, running)
         other = f"digits/{began} 00000000"
         wait_until(lambda: set(ask("runs")) == {name, other}, SECONDS)
+        (artifact / NAME).rename(running.parent / NAME)
         running.parent.rename(artifact.with_name("0" * 32))  # it is finished
         shutil.rmtree(artifact)
         wait_until(lambda: ask("runs") == [other], SECONDS)

@@ -12,11 +12,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, fetch_file, locate_file, read_manifest
+from pipeline_ops.artifacts.manifest import NAME, Input
 from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.arguments import (
@@ -28,12 +28,11 @@ from pipeline_ops.cli.arguments import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.jobs.local_inputs import fetch_input
 from pipeline_ops.system.host import die_with_parent
 
-_TRAINING = re.compile(r"([0-9a-f]{32})|\.([0-9a-f]{32})\.work")
-"""The folder of a finished training, or of one that runs or was interrupted."""
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{1,10})\..*")
+_SHOWN_DIGITS = 8
 _UPDATE_SECONDS = 5.0
 
 
@@ -95,59 +94,43 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
-    """Makes a link to the event files of each training, or a copy of those in a bucket.
+    """Makes a link to the event files of each training, and removes those that lead nowhere.
 
-    Removes the links of trainings that are gone. Returns the number of trainings.
+    Returns the number of trainings.
     """
     for config in configs:
-        layout = Layout(config.root, config.pipeline)
-        known = {path.name.rpartition(" ")[2] for path in links.glob(f"{config.pipeline}/*")}
-        for fingerprint, events in _find_events(layout):
-            if not events.is_local and fingerprint[:8] in known:
-                continue  # its files never change
-            if (began := _find_beginning(events)) is None:
-                continue
-            link = links / config.pipeline / f"{began:%Y-%m-%d %H:%M} {fingerprint[:8]}"
-            link.parent.mkdir(exist_ok=True)
-            if not events.is_local:
-                _copy_events(events, link)
-            elif not link.is_symlink() or link.readlink() != events.local:
-                new = links / ".new"
-                new.symlink_to(events.local)
-                new.replace(link)
+        folder = links / config.pipeline
+        folder.mkdir(exist_ok=True)
+        known = {link.name.rpartition(" ")[2] for link in folder.iterdir()}
+        for fingerprint, events in _find_events(Layout(config.root, config.pipeline), known):
+            times = [_EVENTS.fullmatch(file.name) for file in events.glob("events.out.tfevents.*")]
+            seconds = [int(match[1]) for match in times if match]
+            if not seconds:
+                continue  # it has not begun
+            began = dt.datetime.fromtimestamp(min(seconds), dt.UTC)
+            new = links / ".new"
+            new.symlink_to(events)
+            new.replace(folder / f"{began:%Y-%m-%d %H:%M} {fingerprint}")
     found = list(links.glob("*/*"))
-    gone = [path for path in found if not path.exists()]
-    for path in gone:
-        path.unlink()
+    gone = [link for link in found if not link.exists()]
+    for link in gone:
+        link.unlink()
     return len(found) - len(gone)
 
 
-def _find_events(layout: Layout) -> Iterator[tuple[str, StorePath]]:
-    """Yields the fingerprint of each training and its folder of event files.
+def _find_events(layout: Layout, known: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the short fingerprint of each training and the folder of its event files.
 
-    A training that is finished comes after the same one in its work folder.
+    The same training comes again when it is finished. Of a bucket, those that are not `known` are
+    fetched into this host's cache.
     """
     folder = layout.artifacts("train")
-    for entry in sorted(folder.list_folder(), key=lambda entry: entry.name):
-        match = _TRAINING.fullmatch(entry.name)
-        if match and entry.is_folder and (match[1] or folder.is_local):
-            yield match[1] or match[2], folder / entry.name / TENSORBOARD
-
-
-def _find_beginning(events: StorePath) -> dt.datetime | None:
-    """Returns the time in the name of the first file of events. None if there is none yet."""
-    matches = (_EVENTS.fullmatch(entry.name) for entry in events.list_folder())
-    seconds = [int(match[1]) for match in matches if match]
-    return dt.datetime.fromtimestamp(min(seconds), dt.UTC) if seconds else None
-
-
-def _copy_events(events: StorePath, target: Path) -> None:
-    """Copies the event files of a training in a bucket: all of them, or none."""
-    manifest = read_manifest(events.parent / NAME)
-    with tempfile.TemporaryDirectory(prefix="tensorboard-copy-") as name:
-        for file in manifest.files:
-            if file.path.startswith(f"{TENSORBOARD}/"):
-                copy = Path(name, file.path)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                fetch_file(locate_file(events.parent / NAME, file), file, copy, "Retry.")
-        Path(name, TENSORBOARD).rename(target)
+    if folder.is_local:
+        for work in folder.local.glob(".*.work"):
+            yield work.name[1 : 1 + _SHOWN_DIGITS], work / TENSORBOARD
+    for entry in folder.find_in_folders(NAME):
+        fingerprint = entry.name[:_SHOWN_DIGITS]
+        if folder.is_local or fingerprint not in known:
+            manifest = Input(uri=str(folder / entry.name), digest="")
+            fetched = fetch_input(manifest, lambda path: path.startswith(f"{TENSORBOARD}/"))
+            yield fingerprint, Path(fetched.uri).parent / TENSORBOARD

@@ -27,6 +27,7 @@ from pipeline_ops.cli.commands import (
     tensorboard,
     ui,
     validate,
+    weights,
 )
 from pipeline_ops.cli.commands.run import Stopped
 from pipeline_ops.errors import TrainyardError
@@ -41,6 +42,7 @@ _COMMANDS = (
     doctor,
     explain,
     models,
+    weights,
     gc,
     serve,
     tensorboard,

@@ -40,7 +40,7 @@ from pipeline_ops.config.reading import ConfigFile, ConfigText
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
-from pipeline_ops.config.train import PUBLISHED_MODEL_PATTERN, Train
+from pipeline_ops.config.train import STORED_WEIGHTS_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import is_remote, open_near, open_root
@@ -50,10 +50,13 @@ from pipeline_ops.storage.store_path import StorePath
 TASKS = ("preprocess", "train", "evaluate", "export")
 
 
+PIPELINE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+
+
 class PipelineConfig(Section):
     """The whole config of a pipeline."""
 
-    pipeline: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    pipeline: str = fixed_field(..., SAME_FOR_ALL_RUNS, pattern=PIPELINE_PATTERN)
     """The DAG's name."""
     description: str = fixed_field("", READ_WITH_THE_DAG)
     owner: str = fixed_field("trainyard", READ_WITH_THE_DAG, max_length=250, is_advanced=True)
@@ -257,9 +260,9 @@ class PipelineConfig(Section):
 
     @property
     def weights_path(self) -> Path | None:
-        """The file or the folder of `train.warm_start`. None for a published model."""
+        """The file or the folder of `train.warm_start`. None for weights in the store."""
         source = self.train.warm_start
-        if source is None or re.fullmatch(PUBLISHED_MODEL_PATTERN, source):
+        if source is None or re.fullmatch(STORED_WEIGHTS_PATTERN, source):
             return None
         return self.resolve_path(source)
 

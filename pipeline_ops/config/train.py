@@ -73,6 +73,36 @@ class Scale(Section):
     max: float = per_run_field(1.0, ge=1, le=10)
 
 
+class Crop(Section):
+    """A random part of an image, stretched to the size of the whole.
+
+    Parts are drawn until one shows enough of an object, at most 50. If none does, the image stays
+    whole.
+    """
+
+    min_area: float = Field(0.1, gt=0, le=1)
+    """The smallest part of the image's area."""
+    max_area: float = Field(1.0, gt=0, le=1)
+    min_aspect_ratio: float = Field(0.75, ge=0.01, le=100)
+    """Of the part, width by height in pixels."""
+    max_aspect_ratio: float = Field(1.33, ge=0.01, le=100)
+    min_object_covered: float = Field(0.0, ge=0, le=1)
+    """The share of at least one box that the part has to show. Only for detectors."""
+    min_overlap: float = Field(0.3, ge=0, le=1)
+    """A box of which the part shows less is left out, as if there were no object. Only for
+    detectors."""
+    keep_whole: float = Field(0.0, ge=0, le=1)
+    """The share of images that stay whole."""
+
+    @model_validator(mode="after")
+    def _validate_ranges(self) -> Crop:
+        for name in ("area", "aspect_ratio"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} ({low:g}) is larger than max_{name} ({high:g})")
+        return self
+
+
 class AugmentOptions(Section):
     """Random changes of training images, drawn from (seed, epoch, example).
 
@@ -89,6 +119,9 @@ class AugmentOptions(Section):
     places anyway."""
     scale: Scale | None = None
     """Enlarges or shrinks images."""
+    crops: list[Crop] = advanced_field([])
+    """Ways to show a part of an image. One of them is drawn for each example. Not together with
+    scale, shift and mosaic."""
     brightness: float = per_run_field(0.0, ge=0, le=1)
     """Adds or subtracts up to this fraction of the range of values."""
     contrast: float = per_run_field(0.0, ge=0, lt=1)
@@ -101,7 +134,13 @@ class AugmentOptions(Section):
     detectors."""
     min_visible: float = per_run_field(0.3, gt=0, le=1, is_advanced=True)
     """The smallest visible part of a box. An object with less in sight is not learned. Only for
-    detectors."""
+    detectors, and not for crops."""
+
+    @model_validator(mode="after")
+    def _validate_crops(self) -> AugmentOptions:
+        if self.crops and (self.scale or self.shift or self.mosaic):
+            raise ValueError("crops already vary size and place. Remove scale, shift and mosaic.")
+        return self
 
 
 _SHUFFLE_WINDOW = 8
@@ -154,9 +193,14 @@ class InputOptions(Section):
 
 
 class LearningRateSchedule(Section):
-    """The common part of all schedules: a linear warm-up from zero to the whole learning rate."""
+    """The common part of all schedules: a warm-up to the whole learning rate."""
 
     warmup_steps: int = per_run_field(0, ge=0)
+    warmup_factor: float | None = per_run_field(None, ge=0, is_advanced=True)
+    """The factor of the first step. Null is 1 / (warmup_steps + 1)."""
+    warmup_type: Literal["linear", "constant"] = per_run_field("linear", is_advanced=True)
+    """`linear` goes from `warmup_factor` to 1. `constant` stays at `warmup_factor`, and then it is
+    1."""
 
 
 class Constant(LearningRateSchedule):
@@ -170,17 +214,23 @@ class Cosine(LearningRateSchedule):
 
     type: Literal["cosine"]
     decay_steps: int | None = per_run_field(None, ge=1)
-    """Optimizer steps from the end of the warm-up to the end of the wave. Null is until the last
-    step of the last epoch."""
+    """Optimizer steps from the beginning to the end of the wave. Null is until the last step of the
+    training."""
     end_factor: float = per_run_field(0.0, ge=0, le=1)
+    hold_steps: int = per_run_field(0, ge=0, is_advanced=True)
+    """Steps at the whole learning rate between the warm-up and the wave."""
 
 
 class Exponential(LearningRateSchedule):
-    """Multiplies the learning rate by `factor` in every `decay_steps` steps, smoothly."""
+    """Multiplies the learning rate by `factor` in every `decay_steps` steps after the warm-up."""
 
     type: Literal["exponential"]
     decay_steps: int = per_run_field(..., ge=1)
-    factor: float = per_run_field(..., gt=0, lt=1)
+    factor: float = per_run_field(..., gt=0, le=1)
+    staircase: bool = per_run_field(False, is_advanced=True)
+    """Changes the learning rate once in `decay_steps` steps, and not smoothly."""
+    min_factor: float = per_run_field(0.0, ge=0, is_advanced=True)
+    """The factor is never below this one, also in the warm-up."""
 
 
 class Piecewise(LearningRateSchedule):
@@ -235,6 +285,14 @@ class Clip(Section):
         return self
 
 
+_OPTIMIZERS_WITH = {
+    "rho": ("rmsprop",),
+    "nesterov": ("sgd",),
+    "epsilon": ("adam", "adamw", "rmsprop"),
+}
+"""The optimizers that have a key."""
+
+
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
@@ -245,8 +303,11 @@ class Optimizer(Section):
     """The momentum. Only for sgd and rmsprop."""
     rho: float = per_run_field(0.9, ge=0, lt=1, is_advanced=True)
     """The decay of the mean of squared gradients. Only for rmsprop."""
+    nesterov: bool = per_run_field(False, is_advanced=True)
+    """Nesterov's form of the momentum. Only for sgd."""
     epsilon: float = per_run_field(1e-7, gt=0, le=10, is_advanced=True)
-    """Added to the mean of squared gradients, below the root. Only for rmsprop."""
+    """Added to the root of the mean of squared gradients, or with rmsprop to the mean below the
+    root. Not for sgd."""
     weight_decay: float = per_run_field(0.0, ge=0, lt=1)
     """The part of each weight that it loses in each step, times the learning rate. Not for
     adam. With sgd and a momentum of 0.9, a penalty of w * |weights|**2 / 2 in the loss, the form
@@ -267,10 +328,12 @@ class Optimizer(Section):
             raise ValueError(
                 f"momentum is for the optimizers sgd and rmsprop, got it with {self.name}"
             )
-        for name in ("rho", "epsilon"):
+        for name, kinds in _OPTIMIZERS_WITH.items():
             is_changed = getattr(self, name) != type(self).model_fields[name].default
-            if is_changed and self.name != "rmsprop":
-                raise ValueError(f"{name} is for the optimizer rmsprop, got it with {self.name}")
+            if is_changed and self.name not in kinds:
+                raise ValueError(f"{name} is for {', '.join(kinds)}, got it with {self.name}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
         if self.weight_decay and self.name == "adam":
             raise ValueError(
                 "weight_decay is for the optimizers adamw, rmsprop and sgd, got it with adam"
@@ -298,11 +361,17 @@ Strategy = Literal[
     "dtensor",
 ]
 MAX_EPOCHS = 100_000
+MAX_STEPS = 999_999_999
+_DEFAULT_EPOCHS = 10
 HOSTS_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """A plain name, so that the path stays in the folder `hosts/`."""
-PUBLISHED_MODEL_PATTERN = "champion|version [1-9][0-9]{0,8}"
-"""The weights that a run may begin with: a published model of this pipeline, never a path."""
-PUBLISHED_MODEL_DESCRIPTION = "champion, or a published version such as `version 3`"
+BUNDLE_NAME = "[a-z0-9][a-z0-9_.-]{0,62}"
+STORED_WEIGHTS_PATTERN = f"champion|version [1-9][0-9]{{0,8}}|weights {BUNDLE_NAME}"
+"""The weights that a run may begin with: a published model of this pipeline, or a bundle of weights
+in its store, never a path."""
+STORED_WEIGHTS_DESCRIPTION = (
+    "champion, a published version such as `version 3`, or a bundle such as `weights resnet50`"
+)
 
 
 class EarlyStopping(Section):
@@ -405,8 +474,11 @@ class Train(TaskSection):
     micro_batches: int = per_run_field(1, ge=1, le=1024, is_advanced=True)
     """Number of parts into which each replica divides its share of a batch, one after the other, to
     save memory. The gradients are added up."""
-    epochs: int = per_run_field(10, rank=1, ge=1, le=MAX_EPOCHS)
-    """Passes over the training data."""
+    epochs: int | None = per_run_field(None, rank=1, ge=1, le=MAX_EPOCHS)
+    """Passes over the training data. Null is as many as `steps` needs, or 10 without `steps`."""
+    steps: int | None = per_run_field(None, ge=1, le=MAX_STEPS)
+    """Optimizer steps after which the training ends, also in the middle of an epoch. That part of
+    an epoch is validated like a whole one. With `epochs`, the limit that comes first counts."""
     seed: int = per_run_field(1, ge=0, le=2**32 - 1)
     """Seed of initial weights, the order of examples, augmentation and dropout."""
     input: InputOptions = InputOptions()
@@ -429,15 +501,19 @@ class Train(TaskSection):
         rank=5,
         is_operational=True,
         is_path=True,
-        run_pattern=PUBLISHED_MODEL_PATTERN,
-        run_pattern_description=PUBLISHED_MODEL_DESCRIPTION,
+        run_pattern=STORED_WEIGHTS_PATTERN,
+        run_pattern_description=STORED_WEIGHTS_DESCRIPTION,
     )
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
-    of the published ones, or the path of a SavedModel's folder or of a file of weights (.npz, .h5
-    or .keras). The head is left out if it has another number of classes."""
+    of the published ones, `weights NAME` for a bundle of `trainyard weights add`, or the path of a
+    SavedModel's folder or of a file of weights (.npz, .h5 or .keras). The head is left out if it
+    has another number of classes."""
     freeze_epochs: int = per_run_field(0, ge=0, le=MAX_EPOCHS, is_advanced=True)
     """The number of first epochs in which the weights that `warm_start` has set do not change. Only
     the others, such as a head for other classes, learn."""
+    freeze: dict[str, Annotated[int, Field(ge=1, le=MAX_EPOCHS)] | None] = advanced_field({})
+    """The number of first epochs in which the weights that match a pattern do not change,
+    `{"*conv1*": 5, "*bn*": null}`. Null is all epochs. The first match counts."""
     early_stopping: EarlyStopping | None = None
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
@@ -464,6 +540,24 @@ class Train(TaskSection):
     heartbeat_timeout_seconds: int = operational_field(15, ge=2, is_advanced=True)
     """Time without a sign of life from a host or a process after which it counts as lost, even in
     the middle of a long step."""
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The limit of epochs. None if only `steps` limits the training."""
+        return self.epochs or (None if self.steps else _DEFAULT_EPOCHS)
+
+    def count_epochs(self, num_examples: int) -> int:
+        """Returns the number of epochs of a training split, with the one that `steps` cuts off."""
+        limits = [self.max_epochs] if self.max_epochs else []
+        if self.steps:
+            limits.append((self.steps - 1) * self.batch_size // max(1, num_examples) + 1)
+        return min(limits)
+
+    @property
+    def length(self) -> str:
+        """The limits of the training in words: `20 epochs or 5000 steps`."""
+        limits = {"epochs": self.max_epochs, "steps": self.steps}
+        return " or ".join(f"{limit} {unit}" for unit, limit in limits.items() if limit)
 
     @property
     def step_metric_names(self) -> list[str]:
@@ -734,6 +828,18 @@ class Train(TaskSection):
                 "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
                 "Use bfloat16."
             )
+        for name in ("freeze_epochs", "freeze"):
+            if getattr(self, name) and self.strategy in ("parameter_server", "dtensor"):
+                raise ValueError(
+                    f"{name} is not for {self.strategy}, whose weights are sharded. "
+                    f"Use multi_worker_mirrored, or leave {name} out."
+                )
+        limit = self.max_epochs or MAX_EPOCHS
+        if late := [pattern for pattern, end in self.freeze.items() if end and end >= limit]:
+            raise ValueError(
+                f"freeze: {late[0]} must thaw before the end of the training (epochs: "
+                f"{limit}), got {self.freeze[late[0]]}. Use null to freeze them for good."
+            )
         if not self.freeze_epochs:
             return
         if self.warm_start is None:
@@ -741,15 +847,10 @@ class Train(TaskSection):
                 f"freeze_epochs: {self.freeze_epochs} keeps the weights that warm_start sets, and "
                 "there are none. Set warm_start, or freeze_epochs: 0."
             )
-        if self.freeze_epochs >= self.epochs:
+        if self.max_epochs and self.freeze_epochs >= self.max_epochs:
             raise ValueError(
-                f"freeze_epochs must be smaller than epochs ({self.epochs}), got "
+                f"freeze_epochs must be smaller than epochs ({self.max_epochs}), got "
                 f"{self.freeze_epochs}. All weights learn in the epochs after it."
-            )
-        if self.strategy in ("parameter_server", "dtensor"):
-            raise ValueError(
-                f"freeze_epochs is not for {self.strategy}, whose weights are sharded. "
-                "Use multi_worker_mirrored, or freeze_epochs: 0."
             )
 
     def _validate_labels(self) -> None:

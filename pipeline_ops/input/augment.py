@@ -26,6 +26,7 @@ Part = tuple[tf.Tensor, tf.Tensor]
 LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE = range(7)
 SATURATION, ROW, COLUMN = range(7, 10)
 IS_MOSAIC, MOSAIC_MEMBER, MEETING_ROW, MEETING_COLUMN = range(10, 14)
+CROP_KIND, CROP = SCALE, IS_MOSAIC  # in an image with a crop these two are not drawn
 """The names of the draws. Each has its own random numbers. `order.py` uses 14 and 15."""
 
 QUARTERS = 4
@@ -38,6 +39,7 @@ _PADDING = 128
 """The value of a pixel beyond an image with boxes, in all channels: the middle of the range, which
 the catalogue's detectors scale to zero.
 """
+_CROP_DRAWS = 50
 _ROUNDING_TOLERANCE = 1e-3
 """The share of its area that a box may lose to rounding without being cut off."""
 
@@ -68,7 +70,10 @@ class ImageAugmentation:
 
     def apply(self, images_bHWC: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
         """Returns the images of the draws, changed, and the labels."""
-        if _has_geometric_transforms(self.config):
+        if self.config.crops:
+            rows, columns, _ = _draw_crops(self.config, images_bHWC.shape[1:3], rng)
+            images_bHWC = _render(images_bHWC, rows, columns)
+        elif _has_geometric_transforms(self.config):
             windows = _draw_windows(self.config, images_bHWC.shape[1:3], rng)
             images_bHWC = _render(images_bHWC, *windows)
         return _adjust_colors(self.config, images_bHWC, rng), labels
@@ -109,13 +114,21 @@ class SceneAugmentation:
             windows = _draw_windows(self.config, shape, mosaics.rng_k, parts)
             images, labels = self._transform(images, labels, *windows)
             images, labels = mosaics.merge_images(images, *windows), mosaics.merge_boxes(labels)
+        elif self.config.crops:
+            rows, columns, min_overlap_b = _draw_crops(self.config, shape, rng, labels)
+            images, labels = self._transform(images, labels, rows, columns, min_overlap_b)
         elif _has_geometric_transforms(self.config):
             windows = _draw_windows(self.config, shape, rng)
             images, labels = self._transform(images, labels, *windows)
         return _adjust_colors(self.config, images, rng), self._compact_boxes(labels)
 
     def _transform(
-        self, images_kHWC: tf.Tensor, labels: Any, rows: _Window, columns: _Window
+        self,
+        images_kHWC: tf.Tensor,
+        labels: Any,
+        rows: _Window,
+        columns: _Window,
+        min_overlap_k: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Any]:
         has_image_kHW = rows.has_image()[:, :, None] & columns.has_image()[:, None, :]
         rendered_kHWC = _render(images_kHWC, rows, columns)
@@ -132,8 +145,12 @@ class SceneAugmentation:
         corners = tf.stack(
             [ymin / rows.size, xmin / columns.size, ymax / rows.size, xmax / columns.size], axis=-1
         )
-        is_crowd = labels.is_crowd | (visible < self.config.min_visible - _ROUNDING_TOLERANCE)
-        classes = tf.where(visible > 0, labels.classes, -1)
+        classes, is_crowd = tf.where(visible > 0, labels.classes, -1), labels.is_crowd
+        if min_overlap_k is None:
+            is_crowd |= visible < self.config.min_visible - _ROUNDING_TOLERANCE
+        else:
+            is_left = visible >= min_overlap_k[:, None] - _ROUNDING_TOLERANCE
+            classes = tf.where(is_left, classes, -1)
         return rendered_kHWC, type(labels)(corners, classes, is_crowd)
 
     def _compact_boxes(self, labels: Any) -> Any:
@@ -275,6 +292,89 @@ def _draw_windows(
         draw_window(0, ROW, DOWN, TOP_BOTTOM if config.flip_top_bottom else None),
         draw_window(1, COLUMN, RIGHT, LEFT_RIGHT if config.flip_left_right else None),
     )
+
+
+def _draw_crops(
+    config: AugmentOptions, shape: tuple[int, int], rng: StatelessRandom, labels: Any = None
+) -> tuple[_Window, _Window, tf.Tensor]:
+    """Returns rows and columns that show a part of each image on its whole canvas.
+
+    The third value is the `min_overlap` of the crop that was drawn, float32 [b]. The sizes are
+    drawn as `tf.image.sample_distorted_bounding_box` draws them: first the aspect ratio, then the
+    height. Legend: d draws.
+    """
+    height, width = shape
+    kinds = tf.constant([list(crop.model_dump().values()) for crop in config.crops], tf.float32)
+    chosen_b = rng.uniform_int(len(config.crops), CROP_KIND)
+    min_area, max_area, low, high, min_covered, min_overlap, keep_whole = tf.unstack(
+        tf.gather(kinds, chosen_b)[:, None, :], axis=-1
+    )
+    numbers = rng.uniform_many(CROP, 4 * _CROP_DRAWS + 1)
+    ratio_bd, size_bd, top_bd, left_bd = tf.split(numbers[:, 1:], 4, axis=1)
+    ratio_bd = low + (high - low) * ratio_bd
+    smallest_bd = tf.sqrt(min_area * height * width / ratio_bd)
+    largest_bd = tf.minimum(
+        tf.sqrt(max_area * height * width / ratio_bd),
+        tf.minimum(float(height), width / ratio_bd),
+    )
+    heights_bd = smallest_bd + (largest_bd - smallest_bd) * size_bd
+    widths_bd = heights_bd * ratio_bd
+    top_bd, left_bd = top_bd * (height - heights_bd), left_bd * (width - widths_bd)
+
+    is_mirrored = (
+        rng.uniform(TOP_BOTTOM) < 0.5 if config.flip_top_bottom else None,
+        rng.uniform(LEFT_RIGHT) < 0.5 if config.flip_left_right else None,
+    )
+    is_enough_bd = largest_bd >= smallest_bd
+    if labels is not None:
+        zeros_b = tf.zeros_like(rng.examples_b, tf.float32)
+        rows, columns = (
+            _Window(size, zeros_b, None, mirrored, (zeros_b, zeros_b + size))
+            for size, mirrored in zip(shape, is_mirrored, strict=True)
+        )
+        covered_bd = _compute_largest_cover(
+            labels, rows, columns, top_bd, left_bd, heights_bd, widths_bd
+        )
+        is_enough_bd &= covered_bd >= min_covered - _ROUNDING_TOLERANCE
+    is_whole_b = (numbers[:, 0] < keep_whole[:, 0]) | ~tf.reduce_any(is_enough_bd, axis=1)
+    first_b = tf.argmax(tf.cast(is_enough_bd, tf.int32), axis=1)
+
+    def make_window(axis: int, begins_bd: tf.Tensor, sizes_bd: tf.Tensor) -> _Window:
+        size = shape[axis]
+        begin_b = tf.where(is_whole_b, 0.0, tf.gather(begins_bd, first_b, batch_dims=1))
+        shown_b = tf.where(is_whole_b, float(size), tf.gather(sizes_bd, first_b, batch_dims=1))
+        scale_b = size / shown_b
+        part = tf.zeros_like(begin_b), tf.zeros_like(begin_b) + size
+        return _Window(size, -begin_b * scale_b, scale_b, is_mirrored[axis], part)
+
+    rows, columns = make_window(0, top_bd, heights_bd), make_window(1, left_bd, widths_bd)
+    return rows, columns, min_overlap[:, 0]
+
+
+def _compute_largest_cover(
+    labels: Any,
+    rows: _Window,
+    columns: _Window,
+    top_bd: tf.Tensor,
+    left_bd: tf.Tensor,
+    heights_bd: tf.Tensor,
+    widths_bd: tf.Tensor,
+) -> tf.Tensor:
+    """Returns the largest share of a box that each part shows, float32 [b, d].
+
+    An image without boxes counts as one box.
+    """
+    ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
+    edges = (*rows.to_canvas_edges(ymin, ymax), *columns.to_canvas_edges(xmin, xmax))
+    ymin, ymax, xmin, xmax = (edge_bN[:, None, :] for edge_bN in edges)
+    top, left, high, wide = (each[..., None] for each in (top_bd, left_bd, heights_bd, widths_bd))
+    shown_rows = tf.maximum(0.0, tf.minimum(ymax, top + high) - tf.maximum(ymin, top))
+    shown_columns = tf.maximum(0.0, tf.minimum(xmax, left + wide) - tf.maximum(xmin, left))
+    share_bdN = tf.math.divide_no_nan(shown_rows * shown_columns, (ymax - ymin) * (xmax - xmin))
+    is_box_bN = labels.classes >= 0
+    largest_bd = tf.reduce_max(tf.where(is_box_bN[:, None, :], share_bdN, 0.0), axis=2)
+    whole_bd = heights_bd * widths_bd / (rows.size * columns.size)
+    return tf.where(tf.reduce_any(is_box_bN, axis=1, keepdims=True), largest_bd, whole_bd)
 
 
 def _render(images_kHWC: tf.Tensor, rows: _Window, columns: _Window) -> tf.Tensor:

@@ -47,6 +47,12 @@ class StatelessRandom:
         top_bits = tf.bitwise.right_shift(self._hash(draw_id), tf.constant(40, tf.uint64))
         return tf.cast(top_bits, tf.float32) / (1 << 24)
 
+    def uniform_many(self, draw_id: int, count: int) -> tf.Tensor:
+        """float32 [b, count] in [0, 1): several numbers of one draw."""
+        states = self._hash(draw_id)[:, None] + tf.cast(tf.range(count), tf.uint64)
+        top_bits = tf.bitwise.right_shift(_mix(states), tf.constant(40, tf.uint64))
+        return tf.cast(top_bits, tf.float32) / (1 << 24)
+
     def uniform_symmetric(self, draw_id: int) -> tf.Tensor:
         """float32 [b] in [-1, 1)."""
         return 2 * self.uniform(draw_id) - 1

@@ -77,6 +77,7 @@ _CHECKED_KEYS = (
     "label_smoothing",
     "precision",
     "synchronized_batch_normalization",
+    "freeze",
 )
 _MODULE = "pipeline_ops.training.check"
 _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
@@ -99,7 +100,7 @@ class ModelCheckRequest(BaseModel):
 def requires_process(train: Train) -> bool:
     """Returns whether the check requires building the model."""
     has_own_code = is_user_function(train.model) or train.loss or train.metrics or train.callbacks
-    return bool(has_own_code or train.model_parameters)
+    return bool(has_own_code or train.model_parameters or train.freeze)
 
 
 def validate_training(

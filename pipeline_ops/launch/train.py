@@ -62,7 +62,8 @@ def train(job: Job) -> ExitCode:
         if job.request.trial:
             from pipeline_ops.jobs.study import TrialReport
 
-            report = TrialReport(job.request.trial, config.epochs, report)
+            last_epoch = config.count_epochs(dataset.num_examples["train"])
+            report = TrialReport(job.request.trial, last_epoch, report)
         with contextlib.closing(open_host_pool(job, config)) as host_pool:
             gang = Gang(
                 config,
@@ -111,6 +112,12 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
         raise ConfigError(
             f"the data set is for {dataset.task}, and train.model {config.model} is for "
             f"{model_task}. Choose a model for {dataset.task}. The data set is {uri}"
+        )
+    num_epochs = config.count_epochs(dataset.num_examples["train"])
+    if config.freeze_epochs >= num_epochs:
+        raise ConfigError(
+            f"train.freeze_epochs must be smaller than the number of epochs ({num_epochs}), got "
+            f"{config.freeze_epochs}. Raise train.steps. The data set is {uri}"
         )
     open_host_dataset(
         uri,

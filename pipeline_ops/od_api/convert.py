@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from beam_jobs.sources.tfrecord import parse_label_map
+from beam_jobs.stages.resize import Resize
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
 from pipeline_ops.od_api.training import compare_num_classes, convert_training, find_nearest_model
@@ -27,15 +28,30 @@ _WIDTH = 145
 _MIN_MAP = 0.01
 """The gate of a converted config keeps back a model that has learned nothing."""
 _NO_EFFECT = re.compile(
-    r"use_matmul|static_shape|replicas_to_aggregate|startup_delay|sync_replicas|checkpoint_type|"
-    r"checkpoint_version|checkpoint_vars|from_detection_checkpoint|max_number_of_boxes|"
-    r"unpad_groundtruth|queue|num_readers|num_parallel|prefetch|min_after_dequeue|num_epochs|"
-    r"eval_config\.(?!metrics_set)|eval_input_readers?\b|visualiz|inplace_batchnorm|"
-    r"batch_norm_trainable|add_summaries|shuffle|use_bfloat16"
+    r"""
+    train_config\.(
+        sync_replicas|replicas_to_aggregate|startup_delay_steps|keep_checkpoint_\w+|
+        fine_tune_checkpoint_\w+|\w*from_detection_checkpoint|load_all_detection_checkpoint_vars|
+        run_fine_tune_checkpoint_\w+|\w*queue\w*|max_number_of_boxes|unpad_groundtruth_tensors|
+        retain_original_images|summarize_gradients)
+    | (train|eval)_input_readers?(\[\d+\])?\.(
+        name|\w+_buffer_size|num_readers|num_parallel_\w+|\w*prefetch\w*|queue_capacity|
+        min_after_dequeue|read_block_length|drop_remainder|use_display_name|include_source_id)
+    | eval_input_readers?(\[\d+\])?\.(shuffle|num_epochs)
+    | eval_config\.(
+        batch_size|num_examples|num_visualizations|eval_interval_secs|max_evals|save_graph|eval_master|
+        export_path|min_score_threshold|skip_(scores|labels)|keypoint_edge.*|\w*visualiz\w*|
+        retain_\w+|(include|all)_metrics_per_category|use_dummy_loss_in_eval)
+    | model\.(\w+(\[\d+\])?\.)+(
+        use_matmul_\w+|use_static_\w+|use_(partitioned|combined|cpu)_nms\w*|return_raw_\w+|
+        inplace_batchnorm_update|replace_preprocessor_\w+|output_final_\w+|compute_heatmap_sparse)
+    """,
+    re.VERBOSE,
 )
-"""Fields about the way in which the API computes, and not about the result."""
+"""Fields about the way in which the API computes, or that it ignores."""
 _NETWORK = re.compile(
-    r"^model\.\w+\.(?!.*(anchor_generator|loss|matcher|post_processing|number_of_stages))"
+    r"^model\.\w+\.(?!.*(anchor|loss|matcher|post_processing|nms|image_resizer|number_of_stages|"
+    r"weight\b|hard_example|l1_regularizer|similarity|use_confidences))"
 )
 """Details of a network that becomes another one."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
@@ -46,6 +62,9 @@ which is our test.
 _MIN_EXAMPLES = 5
 """The number of examples that a split of a small set gets on average, so that it is not empty."""
 _DEFAULT_SIZE = 640
+_SIZES = vars(Resize)["__pydantic_fields__"]
+_MAX_NAME = 63
+"""The longest name of a pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +87,7 @@ class ConvertedConfig:
         network: list[str] = []
         without_effect: list[str] = []
         for leaf in self.unconverted:
-            if _NO_EFFECT.search(leaf.path):
+            if _NO_EFFECT.fullmatch(leaf.path):
                 fields = without_effect
             else:
                 fields = network if _NETWORK.search(leaf.path) else changes
@@ -101,18 +120,18 @@ class ConvertedConfig:
         return "\n".join([*lines, sections])
 
 
-def convert(file: Path, num_examples: int | None = None, name: str = "") -> ConvertedConfig:
+def convert(file: Path, name: str = "") -> ConvertedConfig:
     """Reads a `pipeline.config`, its label map and the lengths of its records.
 
-    Without `num_examples`, the training records are counted. Without a name, the pipeline is named
-    after the file or its folder. Raises ConfigError that names file, line and field.
+    Without a name, the pipeline is named after the file or its folder. Raises ConfigError that
+    names file, line and field.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
-    source, split, num_train = _read_records(config, num_examples)
+    source, split = _read_records(config)
     model, own_model, parameters = find_nearest_model(config)
     compare_num_classes(model, source.get("class_names"))
     stages = _read_image_stages(model, multiple=16 if own_model == "center_detector" else 32)
@@ -133,7 +152,7 @@ def convert(file: Path, num_examples: int | None = None, name: str = "") -> Conv
             "shards": 8,
         },
         "train": {"model": own_model, "model_parameters": parameters}
-        | convert_training(config, num_train, split["train"])
+        | convert_training(config)
         | {"best_checkpoint": None},
         "evaluate": {"gate": [{"metric": "map", "at_least": _MIN_MAP, "max_regression": 0.01}]},
         "export": {"model": pipeline},
@@ -151,7 +170,8 @@ def _derive_name(file: Path) -> str:
     """Names `my_ssd/pipeline.config` after its folder, `ssd_mobilenet.config` after itself."""
     stem = file.resolve().parent.name if file.stem == "pipeline" else file.stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
-    return name if name[:1].isalpha() else f"imported_{name}".rstrip("_")
+    name = name if name[:1].isalpha() else f"imported_{name}"
+    return name[:_MAX_NAME].rstrip("_")
 
 
 def _format_comments(items: Sequence[str]) -> list[str]:
@@ -168,13 +188,8 @@ def _format_comments(items: Sequence[str]) -> list[str]:
 # Records, label map and images
 
 
-def _read_records(
-    config: ConfigReader, num_examples: int | None
-) -> tuple[dict[str, Any], dict[str, float], int | None]:
-    """Converts the readers to the sections `source` and `split`, and the number of train records.
-
-    Without `num_examples`, records are counted. It stays None if there is no file.
-    """
+def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float]]:
+    """Converts the readers to the sections `source` and `split`."""
     if not config.has("train_input_reader"):
         raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
     train_reader = config.message("train_input_reader")
@@ -203,10 +218,11 @@ def _read_records(
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
         source["class_names"] = _read_class_names(path)
-    if num_examples is None and (files := sorted(_find_files(train))):
-        num_examples = sum(map(_count_records, files))
-    split = _choose_split(config, bool(test), num_examples)
-    return source, split, num_examples
+    files = sorted(_find_files(train))
+    num_examples = sum(map(_count_records, files))
+    if files and not num_examples:
+        raise ConfigError(f"{files[0]} has no record. Correct the paths of train_input_reader.")
+    return source, _choose_split(config, bool(test), num_examples)
 
 
 def _find_files(patterns: Iterable[str]) -> set[str]:
@@ -230,9 +246,8 @@ def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
     return [_to_absolute(path) for path in label_maps[:1]]
 
 
-def _choose_split(
-    config: ConfigReader, has_test: bool, num_examples: int | None
-) -> dict[str, float]:
+def _choose_split(config: ConfigReader, has_test: bool, num_examples: int) -> dict[str, float]:
+    """Chooses the shares of the splits. `num_examples` is 0 if no file of records is here."""
     least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     if has_test:
         share = round(min(0.5, max(_VALIDATION_SHARE, least)), 2)
@@ -256,9 +271,11 @@ def _read_image_stages(model: ConfigReader, multiple: int) -> list[str | dict[st
     resizer = resizers.message(kind) if kind else resizers
     mode: dict[str, str] = {}
     if kind == "fixed_shape_resizer":
-        height, width = resizer.take("height", int, 300), resizer.take("width", int, 300)
+        height = resizer.take("height", int, 300, _SIZES["height"])
+        width = resizer.take("width", int, 300, _SIZES["width"])
     elif kind:
-        height = width = resizer.take("max_dimension", int, 1024)
+        height = width = resizer.take("max_dimension", int, 1024, _SIZES["height"])
+        resizer.take_equal("min_dimension", height)
         resizer.take_equal("pad_to_max_dimension", True)
         mode = {"mode": "letterbox"}
         model.note(
@@ -330,9 +347,10 @@ def _find_common_folder(paths: Sequence[str]) -> str:
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
+        missing = next((f"There is no {path}. " for path in paths if not glob.glob(path)), "")
         raise ConfigError(
-            f"pipeline.config: records and label map have no folder in common but {folder}. "
-            f"Move or link them into one: {', '.join(paths)}"
+            f"pipeline.config: {missing}Records and label map have no folder in common but "
+            f"{folder}. Correct the paths, or link the files into one folder: {', '.join(paths)}"
         )
     return folder
 

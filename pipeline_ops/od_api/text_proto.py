@@ -14,7 +14,10 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from pipeline_ops.errors import ConfigError
 
@@ -276,9 +279,10 @@ class ConfigReader:
         return f"{self._path}.{name}" if self._path else name
 
     def format_location(self, name: str) -> str:
-        """Returns the file, line, column and path of a field that is present."""
-        field = next(field for field in self._message.fields if field.name == name)
-        return f"{self._file}:{field.line}:{field.column}: {self.path(name)}"
+        """Returns the file, line, column and path of a field, without line and column if absent."""
+        found = (field for field in reversed(self._message.fields) if field.name == name)
+        place = next((f"{self._file}:{field.line}:{field.column}" for field in found), self._file)
+        return f"{place}: {self.path(name)}"
 
     def message(self, names: str) -> ConfigReader:
         """Returns the last message of names with dots between them, or an empty one."""
@@ -310,9 +314,23 @@ class ConfigReader:
         """Marks a field as taken, for example an empty message that counts by its presence."""
         self._root._taken.update(path for path, _ in self._iterate_fields(name))
 
-    def take(self, name: str, kind: type[_Kind], default: _Default) -> _Kind | _Default:
-        """Returns the last scalar of this name. Raises ConfigError if it is of another kind."""
-        return next(reversed(self.take_all(name, kind)), default)
+    def take(
+        self, name: str, kind: type[_Kind], default: _Default, key: FieldInfo | None = None
+    ) -> _Kind | _Default:
+        """Returns the last scalar of this name.
+
+        `key` is the key of ours that gets the value. Raises ConfigError if the value is of another
+        kind, or out of the bounds of this key.
+        """
+        value = next(reversed(self.take_all(name, kind)), default)
+        if key is not None and self.has(name):
+            hint: Any = Annotated[kind, key]
+            try:
+                TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"].removeprefix("Input ")
+                raise ConfigError(f"{self.format_location(name)} {problem}, got {value}") from None
+        return value
 
     def take_all(self, name: str, kind: type[_Kind]) -> list[_Kind]:
         """Returns all values of a repeated scalar."""

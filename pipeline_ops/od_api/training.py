@@ -1,16 +1,16 @@
 """The section `train` of a `pipeline.config`.
 
-It covers the nearest model of ours, batch, epochs, optimizer, learning rate over the steps, and
+It covers the nearest model of ours, batch, steps, optimizer, learning rate over the steps, and
 random changes of images. Detectors with anchors become RetinaNet. CenterNet becomes our own small
 detector.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline_ops.config.train import MAX_EPOCHS
+from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
 
@@ -20,7 +20,7 @@ _OPTIMIZERS = {
     "rms_prop_optimizer": "rmsprop",
 }
 _ADVICE = {
-    "crop": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
+    "crop": "train.input.augment.crops, scale with shift, or mosaic also varies size and place.",
     "pad": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
     "image_scale": "The content does not move in it, as it does in train.input.augment.scale.",
     "color": "train.input.augment has brightness, contrast and saturation.",
@@ -28,25 +28,21 @@ _ADVICE = {
 }
 """What may replace a random change of the API that we do not have, by a part of its name."""
 _DEFAULT_RATE = 0.002
-_MAX_BOUNDARIES = 1000
+_TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
+_EXPONENTIAL, _COSINE = Exponential.model_fields, Cosine.model_fields
+_NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
+_POSITIVE = Clip.model_fields["value"]
 
 
-def convert_training(
-    config: ConfigReader, num_examples: int | None, share: float
-) -> dict[str, Any]:
+def convert_training(config: ConfigReader) -> dict[str, Any]:
     """Returns the keys of `train`, except those of the model.
 
-    `share` is the fraction of the training records that is used for training. Raises ConfigError if
-    the number of steps cannot be converted to epochs.
+    Raises ConfigError, with the place in the file, if a value is not possible.
     """
     section = config.message("train_config")
-    batch, steps = section.take("batch_size", int, 32), section.take("num_steps", int, 0)
-    converted: dict[str, Any] = {
-        "strategy": "auto",
-        "global_batch_size": batch,
-        "epochs": _compute_epochs(section, batch, steps, num_examples, share),
-        "optimizer": _convert_optimizer(config, section, steps),
-    }
+    batch = section.take("batch_size", int, 32, _TRAIN["global_batch_size"])
+    converted = {"strategy": "auto", "global_batch_size": batch, **_convert_steps(section)}
+    converted["optimizer"] = _convert_optimizer(config, section)
     section.take_equal("sync_replicas", True)  # all our steps are synchronous
     if section.take("use_bfloat16", bool, False):
         converted["precision"] = "bfloat16"
@@ -69,36 +65,17 @@ def convert_training(
     return converted
 
 
-def _compute_epochs(
-    section: ConfigReader, batch: int, steps: int, num_examples: int | None, share: float
-) -> int:
-    if not steps:
-        section.note(
-            f"{section.path('num_steps')} is 0 or missing, which means an endless training. "
-            "It became 10 epochs."
-        )
-        return 10
-    if not num_examples:
-        raise ConfigError(
-            f"{section.format_location('num_steps')} is {steps}, and the number of epochs depends "
-            "on the number of records, but no file of records was found. Correct the paths of "
-            "train_input_reader, or set the number: --num-examples N"
-        )
-    epochs = max(1, math.ceil(steps * batch / (num_examples * share)))
-    if epochs > MAX_EPOCHS:
-        raise ConfigError(
-            f"{section.format_location('num_steps')} is {steps}: with batches of {batch} these "
-            f"are {epochs} epochs of {round(num_examples * share)} examples, and train.epochs is "
-            f"at most {MAX_EPOCHS}. Reduce num_steps."
-        )
+def _convert_steps(section: ConfigReader) -> dict[str, int]:
+    if section.take("num_steps", int, 0):
+        return {"steps": section.take("num_steps", int, 0, _TRAIN["steps"])}
     section.note(
-        f"{section.path('num_steps')}: {steps} steps of {batch} are {epochs} epochs of "
-        f"{round(num_examples * share)} examples, with the last epoch completed"
+        f"{section.path('num_steps')} is 0 or missing, which means an endless training. "
+        "It became 10 epochs."
     )
-    return epochs
+    return {"epochs": 10}
 
 
-def _convert_optimizer(config: ConfigReader, section: ConfigReader, steps: int) -> dict[str, Any]:
+def _convert_optimizer(config: ConfigReader, section: ConfigReader) -> dict[str, Any]:
     optimizer = section.message("optimizer")
     kind = optimizer.find_present(*_OPTIMIZERS)
     if kind is None:
@@ -109,21 +86,27 @@ def _convert_optimizer(config: ConfigReader, section: ConfigReader, steps: int) 
         return {"name": "adam"}
     inner = optimizer.message(kind)
     converted: dict[str, Any] = {"name": _OPTIMIZERS[kind]}
-    if kind == "momentum_optimizer":
-        converted["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
+    if kind != "adam_optimizer":
+        converted["momentum"] = inner.take(
+            "momentum_optimizer_value", float, 0.9, _OPTIMIZER["momentum"]
+        )
     if kind == "rms_prop_optimizer":
-        converted["momentum"] = inner.take("momentum_optimizer_value", float, 0.9)
-        converted["rho"] = inner.take("decay", float, 0.9)
-        converted["epsilon"] = inner.take("epsilon", float, 1.0)
-    converted |= _convert_learning_rate(inner.message("learning_rate"), steps)
+        converted["rho"] = inner.take("decay", float, 0.9, _OPTIMIZER["rho"])
+    if kind != "momentum_optimizer":
+        default = 1e-8 if kind == "adam_optimizer" else 1.0
+        converted["epsilon"] = inner.take("epsilon", float, default, _OPTIMIZER["epsilon"])
+    converted |= _convert_learning_rate(inner.message("learning_rate"))
     clip = section.take("gradient_clipping_by_norm", float, 0.0)
     if clip > 0:
+        bounds = Clip.model_fields["global_norm"]
+        clip = section.take("gradient_clipping_by_norm", float, clip, bounds)
         converted["clip"] = {"global_norm": clip}
     evaluation = config.message("eval_config")
     has_average = optimizer.take("use_moving_average", bool, True)
     decay = optimizer.take("moving_average_decay", float, 0.9999)
     if evaluation.take("use_moving_averages", bool, False) and has_average:
-        converted["average_weights"] = decay
+        bounds = _OPTIMIZER["average_weights"]
+        converted["average_weights"] = optimizer.take("moving_average_decay", float, decay, bounds)
     elif optimizer.has("moving_average_decay"):
         section.note(
             f"{optimizer.path('moving_average_decay')}: {decay:g} has no effect, because the API "
@@ -137,24 +120,29 @@ def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dic
 
     With momentum m, a penalty of w * |weights|**2 / 2 moves a weight by 1 / (1 - m) times the rate.
     """
-    weights = sorted(
-        {
-            weight
-            for message in config.message("model").iterate_messages()
-            if message.has("l2_regularizer")
-            and (weight := message.message("l2_regularizer").take("weight", float, 1.0)) > 0
-        }
-    )
-    if not weights or optimizer.get("momentum", 0.0) >= 1:  # which our config refuses
+    regularizers = [
+        message.message("l2_regularizer")
+        for message in config.message("model").iterate_messages()
+        if message.has("l2_regularizer")
+    ]
+    weights = {each.take("weight", float, 1.0): each for each in regularizers}
+    weights.pop(0.0, None)
+    section = config.message("train_config")
+    if not section.take("add_regularization_loss", bool, True) or not weights:
         return {}
-    listed = " and ".join(f"{weight:g}" for weight in weights)
+    listed = " and ".join(f"{weight:g}" for weight in sorted(weights))
     if optimizer["name"] == "adam":
         config.note_loss(
             f"the L2 regularizers with the weight {listed}: adam has no weight decay. "
             "Consider adamw."
         )
         return {}
-    decay = _round(weights[-1] / (1 - optimizer["momentum"]))
+    decay = _round(max(weights) / (1 - optimizer["momentum"]))
+    if not 0 < decay < 1:
+        raise ConfigError(
+            f"{weights[max(weights)].format_location('weight')} makes a weight decay of {decay:g}, "
+            "divided by 1 - momentum, and this must be above 0 and below 1. Correct the weight."
+        )
     config.note(
         f"the L2 regularizers with the weight {listed} become a weight decay of {decay:g} for all "
         "weights: divided by 1 - momentum"
@@ -162,7 +150,7 @@ def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dic
     return {"weight_decay": decay}
 
 
-def _convert_learning_rate(rate: ConfigReader, steps: int) -> dict[str, Any]:
+def _convert_learning_rate(rate: ConfigReader) -> dict[str, Any]:
     kind = rate.find_present(
         "constant_learning_rate",
         "exponential_decay_learning_rate",
@@ -172,9 +160,9 @@ def _convert_learning_rate(rate: ConfigReader, steps: int) -> dict[str, Any]:
     match kind:
         case "constant_learning_rate":
             rate.mark_taken(kind)
-            return {"learning_rate": rate.message(kind).take("learning_rate", float, _DEFAULT_RATE)}
+            return {"learning_rate": _take_rate(rate.message(kind), "learning_rate")}
         case "exponential_decay_learning_rate":
-            return _convert_exponential(rate.message(kind), steps)
+            return _convert_exponential(rate.message(kind))
         case "manual_step_learning_rate":
             return _convert_manual_steps(rate.message(kind))
         case "cosine_decay_learning_rate":
@@ -186,62 +174,51 @@ def _convert_learning_rate(rate: ConfigReader, steps: int) -> dict[str, Any]:
     return {"learning_rate": _DEFAULT_RATE}
 
 
-def _convert_exponential(inner: ConfigReader, steps: int) -> dict[str, Any]:
-    """Returns an exponential schedule: in stairs, the API's default, or else smooth.
+def _take_rate(inner: ConfigReader, name: str) -> float:
+    return inner.take(name, float, _DEFAULT_RATE, _OPTIMIZER["learning_rate"])
 
-    The stairs end where the training ends.
-    """
-    rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
-    every = inner.take("decay_steps", int, 4_000_000)
-    factor = inner.take("decay_factor", float, 0.95)
-    if every < 1:
-        raise ConfigError(f"{inner.format_location('decay_steps')} must be at least 1, got {every}")
-    is_smooth = not inner.take("staircase", bool, True)
-    stairs = (steps or 10 * every) // every
-    if not is_smooth and stairs > _MAX_BOUNDARIES:
-        inner.note(f"{inner.path('staircase')}: {stairs} stairs became a smooth curve")
-        is_smooth = True
-    if is_smooth:
-        schedule: dict[str, Any] = {"type": "exponential", "decay_steps": every, "factor": factor}
-        return {"learning_rate": rate, "schedule": schedule}
-    if not stairs:
-        return {"learning_rate": rate}
-    numbers = range(1, stairs + 1)
-    schedule = {
-        "type": "piecewise",
-        "boundaries_steps": [every * number for number in numbers],
-        "factors": [_round(factor**number) for number in numbers],
+
+def _convert_exponential(inner: ConfigReader) -> dict[str, Any]:
+    rate = _take_rate(inner, "initial_learning_rate")
+    schedule: dict[str, Any] = {
+        "type": "exponential",
+        "decay_steps": inner.take("decay_steps", int, 4_000_000, _EXPONENTIAL["decay_steps"]),
+        "factor": inner.take("decay_factor", float, 0.95, _EXPONENTIAL["factor"]),
+        "staircase": inner.take("staircase", bool, True),
     }
+    if least := inner.take("min_learning_rate", float, 0.0, _EXPONENTIAL["min_factor"]):
+        schedule["min_factor"] = _round(least / rate)
+    burnin = inner.take("burnin_learning_rate", float, 0.0, _NOT_NEGATIVE) or rate
+    if steps := inner.take("burnin_steps", int, 0, _EXPONENTIAL["warmup_steps"]):
+        schedule |= {"warmup_steps": steps, "warmup_factor": _round(burnin / rate)}
+        schedule["warmup_type"] = "constant"
     return {"learning_rate": rate, "schedule": schedule}
 
 
 def _convert_manual_steps(inner: ConfigReader) -> dict[str, Any]:
-    rate = inner.take("initial_learning_rate", float, _DEFAULT_RATE)
-    stairs = sorted(
-        (item.take("step", int, 0), item.take("learning_rate", float, _DEFAULT_RATE))
-        for item in inner.messages("schedule")
-    )
-    schedule: dict[str, Any] = {}
-    if inner.take("warmup", bool, False) and stairs:
-        inner.note(f"{inner.path('warmup')}: our warm-up starts near 0, and not at {rate:g}")
-        (warmup, rate), *stairs = stairs
-        schedule = {"warmup_steps": warmup} if warmup else {}
-    if stairs and stairs[0][0] == 0:
-        (_, rate), *stairs = stairs
-    if stairs and rate <= 0:
-        raise ConfigError(
-            f"{inner.format_location('initial_learning_rate')} must be above 0, got {rate:g}. "
-            "For a warm-up, set warmup: true."
-        )
-    if stairs:
-        schedule |= {
-            "type": "piecewise",
-            "boundaries_steps": [step for step, _ in stairs],
-            "factors": [_round(value / rate) for _, value in stairs],
-        }
-    if not schedule:
-        return {"learning_rate": rate}
-    return {"learning_rate": rate, "schedule": {"type": "constant"} | schedule}
+    """Converts rates from given steps on, which must ascend.
+
+    A rate from step 0 on, as in old configs, replaces the initial one.
+    """
+    items = list(inner.messages("schedule"))
+    steps = [item.take("step", int, 0) for item in items]
+    rates = [inner.take("initial_learning_rate", float, _DEFAULT_RATE, _NOT_NEGATIVE)]
+    rates += [item.take("learning_rate", float, _DEFAULT_RATE, _NOT_NEGATIVE) for item in items]
+    if steps != sorted(set(steps)) or min(steps, default=0) < 0:
+        raise ConfigError(f"{inner.format_location('schedule')}: the steps must ascend")
+    schedule: dict[str, Any] = {"type": "constant"}
+    has_warmup = inner.take("warmup", bool, False) and bool(steps)
+    if has_warmup or 0 in steps:
+        rate = _take_rate(items[0], "learning_rate")
+        if warmup := steps.pop(0):
+            schedule |= {"warmup_steps": warmup, "warmup_factor": _round(rates[0] / rate)}
+        del rates[0]
+    else:
+        rate = _take_rate(inner, "initial_learning_rate")
+    if steps:
+        factors = [_round(value / rate) for value in rates[1:]]
+        schedule |= {"type": "piecewise", "boundaries_steps": steps, "factors": factors}
+    return {"learning_rate": rate} | ({"schedule": schedule} if len(schedule) > 1 else {})
 
 
 def _round(factor: float) -> float:
@@ -249,16 +226,26 @@ def _round(factor: float) -> float:
 
 
 def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
-    rate = inner.take("learning_rate_base", float, _DEFAULT_RATE)
-    total = inner.take("total_steps", int, 4_000_000)
-    warmup = inner.take("warmup_steps", int, 10_000)
-    begin = inner.take("warmup_learning_rate", float, 2e-4)
-    if warmup and begin:
-        inner.note(
-            f"{inner.path('warmup_learning_rate')}: {begin:g} becomes 0, where our warm-up begins"
+    rate = _take_rate(inner, "learning_rate_base")
+    total = inner.take("total_steps", int, 4_000_000, _COSINE["decay_steps"])
+    warmup = inner.take("warmup_steps", int, 10_000, _COSINE["warmup_steps"])
+    begin = inner.take("warmup_learning_rate", float, 2e-4, _NOT_NEGATIVE)
+    hold = inner.take("hold_base_rate_steps", int, 0, _COSINE["hold_steps"])
+    if total <= warmup + hold:
+        raise ConfigError(
+            f"{inner.format_location('total_steps')} must be above warmup_steps (10000 by default) "
+            f"and hold_base_rate_steps together, {warmup + hold}, got {total}"
         )
-    steps = max(1, total - warmup)
-    schedule = {"type": "cosine", "warmup_steps": warmup, "decay_steps": steps}
+    schedule = {"type": "cosine", "warmup_steps": warmup, "decay_steps": total - warmup - hold}
+    if warmup:
+        if begin > rate:
+            raise ConfigError(
+                f"{inner.format_location('warmup_learning_rate')} must be at most "
+                f"learning_rate_base, {rate:g}, got {begin:g}"
+            )
+        schedule["warmup_factor"] = _round(begin / rate)
+    if hold:
+        schedule["hold_steps"] = hold
     return {"learning_rate": rate, "schedule": schedule}
 
 
@@ -269,13 +256,32 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
         for name in option.field_names:
             change, path = option.message(name), option.path(name)
             option.mark_taken(name)
+            is_new = not {"crops", "scale"} & augmentation.keys()
             match name:
                 case "random_horizontal_flip":
                     augmentation["flip_left_right"] = True
+                    change.take_equal("probability", 0.5)
                 case "random_vertical_flip":
                     augmentation["flip_top_bottom"] = True
+                    change.take_equal("probability", 0.5)
                 case "random_adjust_brightness":
-                    augmentation["brightness"] = min(1.0, change.take("max_delta", float, 0.2))
+                    augmentation["brightness"] = min(
+                        1.0, change.take("max_delta", float, 0.2, _NOT_NEGATIVE)
+                    )
+                case "random_crop_image" if is_new:
+                    augmentation["crops"] = [_convert_crop(change, _CROP_DEFAULTS)]
+                case "ssd_random_crop" if is_new:
+                    operations = change.messages("operations")
+                    augmentation["crops"] = [
+                        _convert_crop(each, _CROP_DEFAULTS | _OPERATION) for each in operations
+                    ] or [
+                        _CROP_DEFAULTS | _SSD_CROP | dict.fromkeys(_SSD_COVERED, covered)
+                        for covered in _SSD_SHARES
+                    ]
+                case "random_square_crop_by_scale" | "random_scale_crop_and_pad_to_square" if (
+                    is_new
+                ):
+                    augmentation["scale"] = _convert_square_crop(change, name, path)
                 case "random_adjust_contrast" | "random_adjust_saturation":
                     key = name.removeprefix("random_adjust_")
                     augmentation[key] = _convert_factor_range(change, path)
@@ -286,6 +292,51 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                         f"{path} {{{', '.join(values)}}} is not done. {advice}".rstrip()
                     )
     return augmentation
+
+
+_CROP_DEFAULTS = {
+    "min_area": 0.1,
+    "max_area": 1.0,
+    "min_aspect_ratio": 0.75,
+    "max_aspect_ratio": 1.33,
+    "min_object_covered": 1.0,
+    "min_overlap": 0.3,
+    "keep_whole": 0.0,
+}
+"""Those of `random_crop_image`."""
+_OPERATION = {"min_object_covered": 0.0, "min_overlap": 0.0}
+"""Those of an operation of `ssd_random_crop`. The API refuses one without the sizes."""
+_CROP_FIELDS = {"min_overlap": "overlap_thresh", "keep_whole": "random_coef"}
+_SSD_CROP = {"min_aspect_ratio": 0.5, "max_aspect_ratio": 2.0, "keep_whole": 0.15}
+_SSD_COVERED = ("min_object_covered", "min_overlap")
+_SSD_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The seven operations of an `ssd_random_crop` that names none."""
+
+
+def _convert_crop(inner: ConfigReader, defaults: Mapping[str, float]) -> dict[str, float]:
+    inner.take_equal("clip_boxes", True)
+    return {
+        key: inner.take(_CROP_FIELDS.get(key, key), float, default, Crop.model_fields[key])
+        for key, default in defaults.items()
+    }
+
+
+def _convert_square_crop(inner: ConfigReader, name: str, path: str) -> dict[str, float]:
+    """Returns the range of factors by which the image appears larger.
+
+    One of the two options gives it, and the other one the side of the crop, its inverse.
+    """
+    is_side = name == "random_square_crop_by_scale"
+    low = inner.take("scale_min", float, 0.6 if is_side else 0.1, _POSITIVE)
+    high = inner.take("scale_max", float, 1.3 if is_side else 2.0, _POSITIVE)
+    if is_side:
+        low, high = 1 / high, 1 / low
+    scale = {"min": _round(min(1.0, max(0.1, low))), "max": _round(max(1.0, min(10.0, high)))}
+    inner.note(
+        f"{path}: the image appears {scale['min']:g} to {scale['max']:g} times as large, at a "
+        "random place, in the size of the model"
+    )
+    return scale
 
 
 def _convert_factor_range(inner: ConfigReader, path: str) -> float:
@@ -333,6 +384,10 @@ _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
         "force_match_for_each_row": True,
         "ignore_thresholds": False,
     },
+    "box_predictor.weight_shared_convolutional_box_predictor": {
+        "kernel_size": 3,
+        "class_prediction_bias_init": -4.6,
+    },
     "post_processing": {"score_converter": "SIGMOID"},
     "post_processing.batch_non_max_suppression": {
         "iou_threshold": 0.5,
@@ -341,6 +396,15 @@ _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
     },
 }
 """The settings of RetinaNet that are fixed in our model. Other values have no counterpart."""
+_OTHER_DEFAULTS: dict[str, Scalar] = {
+    "anchor_generator.multiscale_anchor_generator.scales_per_octave": 2,
+    "matcher.argmax_matcher.unmatched_threshold": 0.5,
+    "matcher.argmax_matcher.force_match_for_each_row": False,
+    "box_predictor.weight_shared_convolutional_box_predictor.class_prediction_bias_init": 0.0,
+    "post_processing.score_converter": "IDENTITY",
+    "post_processing.batch_non_max_suppression.iou_threshold": 0.6,
+}
+"""The API's defaults for settings that have another value in our model."""
 
 _TASKS = {
     "masks": ("instance_mask", "mask_prediction", "mask_estimation", "mask_height"),
@@ -373,6 +437,11 @@ def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[st
         config.note_loss(
             "model.faster_rcnn becomes retinanet, the nearest: it has one stage "
             "and does not classify proposals a second time"
+        )
+    elif model.message("anchor_generator").has("ssd_anchor_generator"):
+        config.note_loss(
+            "model.ssd with ssd_anchor_generator becomes retinanet, the nearest: it has other "
+            "anchors, a pyramid with levels 3 to 7 and larger heads, so a step takes much longer"
         )
     else:
         config.note(
@@ -447,24 +516,40 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
 def _convert_head(model: ConfigReader) -> dict[str, Any]:
     pyramid = model.message("feature_extractor.fpn")
     predictor = model.message("box_predictor.weight_shared_convolutional_box_predictor")
-    width = pyramid.take("additional_layer_depth", int, None) or predictor.take("depth", int, 256)
+    has_pyramid = model.message("feature_extractor").has("fpn")
+    width = pyramid.take("additional_layer_depth", int, 256 if has_pyramid else None)
+    width = width or predictor.take("depth", int, 256)
     predictor.take_equal("depth", width)
-    predictor.take_equal("kernel_size", 3)
-    parameters: dict[str, Any] = {
-        "width": max(8, -(-width // 8) * 8),
-        "depth": max(1, predictor.take("num_layers_before_predictor", int, 4)),
-    }
+    model.message("feature_extractor.bifpn").take_equal("num_filters", width)
+    is_shared = model.message("box_predictor").has("weight_shared_convolutional_box_predictor")
+    depth = predictor.take("num_layers_before_predictor", int, 0 if is_shared else 4)
+    parameters: dict[str, Any] = {"width": max(8, -(-width // 8) * 8), "depth": max(1, depth)}
+    if parameters != {"width": width, "depth": depth}:
+        model.note(
+            f"{predictor.path('')[:-1]}: {width} channels and {depth} layers become "
+            f"{parameters['width']} and {parameters['depth']}"
+        )
     anchors = model.message("anchor_generator.multiscale_anchor_generator")
+    box_loss = model.message("loss.localization_loss")
+    if box_loss.has("weighted_giou"):
+        box_loss.mark_taken("weighted_giou")
+        parameters["box_loss"] = "giou"
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
-    predictor.take_equal("class_prediction_bias_init", -4.6)  # a prior of 0.01, as ours
     return parameters
 
 
 def _take_fixed_settings(model: ConfigReader) -> None:
     for message, settings in _FIXED_SETTINGS.items():
-        reader = model.message(message) if message else model
+        parent, _, name_of_message = message.rpartition(".")
+        outer = model.message(parent) if parent else model
+        reader = outer.message(name_of_message) if message else model
         for name, expected in settings.items():
             reader.take_equal(name, *(expected if isinstance(expected, tuple) else (expected,)))
+            default = _OTHER_DEFAULTS.get(f"{message}.{name}")
+            if default is not None and outer.has(name_of_message) and not reader.has(name):
+                model.note_loss(
+                    f"{reader.path(name)} is {default} by default, and {expected} in our model"
+                )
     model.message("loss.localization_loss").mark_taken("weighted_smooth_l1")
     model.message("similarity_calculator").mark_taken("iou_similarity")

@@ -13,8 +13,9 @@ it. What can fail the comparison belongs to the fingerprint: the reference's sch
 rest is only reported, so another champion is no reason to make a data set again. Damaged data sets
 count as absent.
 
-Warm start: the digest of the initial weights (`train.warm_start`) is in the fingerprint. `champion`
-is the model in service when the training is planned.
+Warm start: the digest of the initial weights (`train.warm_start`) is in the fingerprint. It is the
+SHA-256 of a file, also of one in a bundle. `champion` is the model in service when the training is
+planned.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.weights import find_bundle
 from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
@@ -238,6 +240,9 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
 def _find_named_input(config: PipelineConfig, source: str) -> Input:
     if path := config.weights_path:
         return make_path_input(path)
+    kind, _, name = source.partition(" ")
+    if kind == "weights":
+        return find_bundle(config.root, name)
     number = int(source.removeprefix("version "))
     versions = {version.number: version for version in Registry(config.registry).list_versions()}
     if version := versions.get(number):
@@ -264,7 +269,8 @@ def make_path_input(path: Path) -> Input:
         return Input(uri=str(path), digest=_compute_sha256(path))
     raise ConfigError(
         f"train.warm_start: there is no {path}. Give champion, a published version such as "
-        "`version 3`, the folder of a SavedModel, or a file of weights."
+        "`version 3`, a bundle such as `weights resnet50`, the folder of a SavedModel, or a file "
+        "of weights."
     )
 
 

@@ -1,1 +1,1 @@
-"""The published versions of a model, and the aliases that point at them."""
+"""The published versions of a model, the aliases that point at them, and initial weights."""

@@ -47,7 +47,8 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS
 """Errors of `link` if the file system has no hard links, or none between the two locations."""
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM)
 _RENAME_NOREPLACE = 1
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of a disk, which somebody has to repair before a retry helps."""
 _COPY_BYTES = 1 << 20
 _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _REMEDIES = {
@@ -383,7 +384,7 @@ def staging_folder(
             finally:
                 _remove_leftovers(final.name, parent)
     except OSError as error:
-        if error.errno in _DISK_ERRORS:
+        if error.errno in DISK_ERRORS:
             failed = _find_failed_path(error, staging) or kept or final
             raise make_write_error(failed, error) from error
         raise

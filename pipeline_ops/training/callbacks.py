@@ -33,8 +33,9 @@ from keras.callbacks import Callback
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import Train, is_lower_better
-from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
+from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
 
@@ -118,7 +119,7 @@ class KerasCallbacks:
     All workers make the same calls here in the same order, because each reads the weights of the
     loop. `model` is compiled, has the loop's weights and optimizer variables in the loop's order,
     and belongs to no strategy. It is None if there are no callbacks. In `folder` a callback writes
-    to relative paths.
+    to relative paths. `params` are those that callbacks get from `fit`.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class KerasCallbacks:
         model: keras.Model | None,
         folder: Path,
         is_chief: bool,
-        steps_per_epoch: int,
+        params: Mapping[str, int],
     ):
         self._loop, self._is_chief = loop, is_chief
         self._model: Any = model
@@ -140,7 +141,7 @@ class KerasCallbacks:
             callbacks = load_callbacks(path, arguments, config, config_folder)
             self._lists.append(_NamedList(path, callbacks, folder))
         for each in self._get_own():
-            each.open(model, {"epochs": config.epochs, "steps": steps_per_epoch, "verbose": 1})
+            each.open(model, params)
         self.has_batch_hooks = any(each.has_batch_hooks for each in self._lists)
         """Whether a callback is called for each step, so that each step is a call of its own."""
 
@@ -186,7 +187,7 @@ class KerasCallbacks:
             if _list_trainable(self._model) != trainable:
                 raise ConfigError(
                     f"train.callbacks: {each.path} changes which weights learn. "
-                    "Use train.freeze_epochs."
+                    "Use train.freeze or train.freeze_epochs."
                 )
             changes = self._take_changes(state, keep_weights)
             has_changed_weights |= "the weights" in changes
@@ -279,10 +280,13 @@ class _NamedList:
                 for frame in frames
                 if frame.filename not in others and not frame.filename.startswith(_KERAS)
             ]
-            raise ConfigError(
+            message = (
                 f"train.callbacks: {self.path} raised {type(error).__name__} in {hook}: {error}"
-                f"{''.join(own[:1])}. Correct it, then retry."
-            ) from error
+                f"{''.join(own[:1])}"
+            )
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                raise MachineError(f"{message}. Repair the disk, then retry.") from error
+            raise ConfigError(f"{message}. Correct it, then retry.") from error
 
     def prepare_to_continue(self, num_epochs: int) -> None:
         """Undoes what the callbacks remember, and makes files continue after the given epochs."""

@@ -32,6 +32,7 @@ else:
     from pipeline_ops.models import build_model, make_head
     from pipeline_ops.models.classification import compute_per_example, validate_logits
     from pipeline_ops.training.callbacks import load_callbacks
+    from pipeline_ops.training.strategy import require_matches
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
 
@@ -49,6 +50,7 @@ def check_model(request: ModelCheckRequest) -> None:
     with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
         model = build_model(config, *size, folder, for_training=False)
         outputs = model(images, training=False)
+    require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
     if request.task == "detection":

@@ -52,7 +52,7 @@ from pipeline_ops.system.locks import exclusive_lock
 _STEM = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})")
 _OBJECT = re.compile(r"([0-9]{8})/[0-9a-f]{64}\.npz")
 _LOCK_SECONDS = 3600.0
-_FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5})\.npz$")]
+_FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5,9})\.npz$")]
 _STATE_KEY = "state"
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
@@ -444,8 +444,9 @@ class Checkpoints:
         write_npz(file, arrays)
         for old in self._list_newest_first()[self._keep :]:
             self._get_path(old).unlink(missing_ok=True)
-        best_files = [old for old in self.folder.glob("best-*.npz") if old.stem <= best_file.stem]
-        for old_best in sorted(best_files, reverse=True)[self._keep :]:
+        files_by_epoch = {int(old.stem[5:]): old for old in self.folder.glob("best-*.npz")}
+        best_epochs = sorted(epoch for epoch in files_by_epoch if epoch <= max(best_epoch, 0))
+        for old_best in map(files_by_epoch.__getitem__, best_epochs[: -self._keep]):
             old_best.unlink(missing_ok=True)
         if self.store:
             files = [file] if best_epoch < 0 else [file, best_file]

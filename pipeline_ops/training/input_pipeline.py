@@ -59,7 +59,9 @@ class InputPipeline:
             )
         self._parse = task.parse
         self._slice = slice_batch(*shard, config.batch_size)
-        self.total_steps = self.compute_epoch_end(config.epochs - 1)
+        self.num_epochs = config.count_epochs(self._split.num_examples)
+        end = self._split.compute_epoch_end_step(self.num_epochs - 1, config.batch_size)
+        self.total_steps = min(end, config.steps or end)
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(
             self._split, task.parse, config.input, self._cache, version, report, self._order
@@ -104,5 +106,6 @@ class InputPipeline:
         )
 
     def compute_epoch_end(self, epoch: int) -> int:
-        """Returns the step before which the last example of an epoch has been used."""
-        return self._split.compute_epoch_end_step(epoch, self._config.batch_size)
+        """Returns the step before which the last example of an epoch, or of all, has been used."""
+        end = self._split.compute_epoch_end_step(epoch, self._config.batch_size)
+        return min(end, self.total_steps)

@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import (
     count_local_replicas,
     get_slots,
@@ -131,8 +132,8 @@ class Loop(abc.ABC):
     ) -> StepResult:
         """Takes a step for each learning rate. `stop` is 1 if this worker was asked to stop."""
 
-    def choose_learning(self, positions: Collection[int]) -> None:
-        """Lets only these weights learn, by their positions in `model.weights`. None are all."""
+    def freeze(self, positions: Collection[int]) -> None:
+        """Lets all weights learn but these, by their positions in `model.weights`."""
         raise NotImplementedError  # for sharded weights, which a rule of the config ensures
 
     @abc.abstractmethod
@@ -253,6 +254,8 @@ class SynchronousLoop(Loop):
         flagged = [*list_layers(model), *self._weights]
         self._is_trainable = [(each, each.trainable) for each in flagged]
         self._frozen: set[int] = set()
+        self._kept: set[int] = set()
+        """The ids of all weights of layers that are frozen as a whole."""
         self._prepare_step()
 
     def _prepare_step(self) -> None:
@@ -276,26 +279,31 @@ class SynchronousLoop(Loop):
             to_arrays(sums.batch), bool(is_sound), bool(sums.stop > 0), float(worst_loss)
         )
 
-    def choose_learning(self, positions: Collection[int]) -> None:
-        """Lets only these weights learn, by their positions in `model.weights`. None are all.
+    def freeze(self, positions: Collection[int]) -> None:
+        """Lets all weights learn but these, by their positions in `model.weights`.
 
         A layer whose weights are all frozen is not trainable. Batch normalization then uses its
         moving statistics, and keeps them. The optimizer has slots for all weights at any time, so
-        checkpoints do not depend on what is frozen.
+        checkpoints do not depend on what is frozen. Raises ConfigError if no weight can learn.
         """
-        every = range(len(self._weights))
-        frozen = set(every).difference(positions) if positions else set()
+        frozen = set(positions)
         if frozen == self._frozen:
             return
-        self._frozen = frozen
+        self._frozen, self._kept = frozen, set()
         for each, is_trainable in self._is_trainable:
             each.trainable = is_trainable
         frozen_ids = {id(self._weights[position]) for position in frozen}
         for layer in list_layers(self.model):
             if layer.weights and frozen_ids.issuperset(map(id, layer.weights)):
                 layer.trainable = False
+                self._kept.update(map(id, layer.weights))
         for position in frozen:
             self._weights[position].trainable = False
+        if not self.model.trainable_variables:
+            raise ConfigError(
+                "train.freeze: all weights of the model are frozen, so nothing is learned. Freeze "
+                "fewer of them, or for fewer epochs."
+            )
         self._prepare_step()
 
     def _take_steps(
@@ -340,9 +348,8 @@ class SynchronousLoop(Loop):
         averages, and only this dependency keeps the exchange from overtaking that of a step.
         Otherwise a worker would add another worker's averages to its gradients.
         """
-        frozen = {id(self._weights[position]) for position in self._frozen}
         others = self._generators.other_variables
-        values = [variable.value for variable in others if id(variable) not in frozen]
+        values = [variable.value for variable in others if id(variable) not in self._kept]
         averages = [value for value in values if value.dtype.is_floating]
         count = self._strategy.num_replicas_in_sync
         if not averages or count == 1:

@@ -25,7 +25,7 @@ from pipeline_ops.input.framework_internals import get_slots, replace_average_up
 VariableShards = list[tf.Variable]
 """The shards of one weight, along its first axis."""
 
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7  # Keras's defaults
+_BETA_1, _BETA_2 = 0.9, 0.999  # Keras's defaults
 _AVERAGES = "averages"
 
 
@@ -42,7 +42,11 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
     if config.name in ("sgd", "rmsprop"):
         options["momentum"] = config.momentum
     if config.name == "rmsprop":
-        options |= {"rho": config.rho, "epsilon": config.epsilon}
+        options["rho"] = config.rho
+    if config.name == "sgd":
+        options["nesterov"] = config.nesterov
+    else:
+        options["epsilon"] = config.epsilon
     kinds = {
         "sgd": keras.optimizers.SGD,
         "adam": keras.optimizers.Adam,
@@ -84,18 +88,25 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
     It depends on the step alone, so a restart changes nothing. `total_steps` is the length of the
     whole training without early stopping.
     """
-    if step < schedule.warmup_steps:
-        return (step + 1) / (schedule.warmup_steps + 1)
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        start = 1 / (warmup + 1) if schedule.warmup_factor is None else schedule.warmup_factor
+        grown = 0.0 if schedule.warmup_type == "constant" else (1 - start) * step / warmup
+        least = schedule.min_factor if isinstance(schedule, Exponential) else 0.0
+        return max(least, start + grown)
     match schedule:
         case Constant():
             return 1.0
         case Cosine():
-            decay_steps = schedule.decay_steps or max(1, total_steps - schedule.warmup_steps)
-            done = min(1.0, (step - schedule.warmup_steps) / decay_steps)
+            begin = warmup + schedule.hold_steps
+            decay_steps = schedule.decay_steps or max(1, total_steps - begin)
+            done = min(1.0, max(0, step - begin) / decay_steps)
             end = schedule.end_factor
             return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
         case Exponential():
-            return math.pow(schedule.factor, (step - schedule.warmup_steps) / schedule.decay_steps)
+            periods = (step - warmup) / schedule.decay_steps
+            periods = math.floor(periods) if schedule.staircase else periods
+            return max(schedule.min_factor, math.pow(schedule.factor, periods))
         case Piecewise():
             return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]
 
@@ -199,7 +210,10 @@ def _update(
         case "sgd":
             update = -gradient * rate
             if config.momentum:
-                slots["momentums"] = update = slots["momentums"] * config.momentum + update
+                step_back, update = update, slots["momentums"] * config.momentum + update
+                slots["momentums"] = update
+                if config.nesterov:
+                    update = update * config.momentum + step_back
         case "rmsprop":
             mean = config.rho * slots["velocities"] + (1 - config.rho) * tf.square(gradient)
             slots["velocities"] = mean
@@ -216,7 +230,7 @@ def _update(
             momentum += (gradient - momentum) * (1 - _BETA_1)
             velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
             slots |= {"momentums": momentum, "velocities": velocity}
-            update = -momentum * alpha / (tf.sqrt(velocity) + _EPSILON)
+            update = -momentum * alpha / (tf.sqrt(velocity) + config.epsilon)
     weight += update
     if config.average_weights is not None:
         decay = _compute_average_decay(config.average_weights, step)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.results import DIVERGED, Epoch
-from pipeline_ops.config.train import Train
+from pipeline_ops.config.train import MAX_EPOCHS, Train
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.jobs.progress import ProgressWriter
@@ -40,6 +40,7 @@ from pipeline_ops.training.checkpoints import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
+from pipeline_ops.training.strategy import find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
 
 _REPORT_SECONDS = 0.25
@@ -89,7 +90,7 @@ class Trainer:
         self.callbacks.begin(self.state)
         if self.state.step == 0:
             self._save()  # for a divergence in the first steps
-        while len(self.state.history) < self.config.epochs and not self.state.stopped_early:
+        while len(self.state.history) < self.input.num_epochs and not self.state.stopped_early:
             try:
                 self._train_epoch()
             except DivergedError as error:
@@ -147,9 +148,8 @@ class Trainer:
         see it in the same call, save the same step and leave. No separate message could be late.
         """
         state, every = self.state, self.config.checkpoint_every_steps
-        if self.config.freeze_epochs:
-            is_frozen = len(state.history) < self.config.freeze_epochs
-            self.loop.choose_learning(state.new_weights if is_frozen else [])
+        if self.config.freeze_epochs or self.config.freeze:
+            self.loop.freeze(self._find_frozen())
         epoch, has_batch_hooks = len(state.history), self.callbacks.has_batch_hooks
         begin = self.input.compute_epoch_end(epoch - 1) if epoch else 0
         end = self.input.compute_epoch_end(epoch)
@@ -172,13 +172,22 @@ class Trainer:
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
                 reported = time.monotonic()
-            if state.step % every == 0 or result.is_stop_requested:
+            is_due = state.step % every == 0 and not state.stopped_early  # the epoch ends first
+            if is_due or result.is_stop_requested:
                 self._save()
             if result.is_stop_requested:
                 self.checkpoints.wait_until_stored()
                 self.progress.report("preempted", state.step, unit="steps")
                 message = f"stopped by SIGTERM after step {state.step}. Its checkpoint is saved."
                 raise MachineError(message)
+
+    def _find_frozen(self) -> set[int]:
+        """Finds the weights that do not learn in the running epoch, by their positions."""
+        config, epoch, new = self.config, len(self.state.history), self.state.new_weights
+        paths = dict(enumerate(each.path for each in self.loop.model.weights))
+        ends = {pattern: end or MAX_EPOCHS for pattern, end in config.freeze.items()}
+        found = {number for number in paths if epoch < (find_match(paths[number], ends) or 0)}
+        return found | (paths.keys() - new if new and epoch < config.freeze_epochs else set())
 
     def _take_steps(self, max_steps: int) -> StepResult:
         """Takes at most the given number of steps in one call, and counts them and skipped ones."""

@@ -1,8 +1,8 @@
 """Initial weights from a SavedModel or a file, matched to the model by name and shape.
 
 The head, the last layer that has weights, may be of another number of classes. It then keeps its
-initial weights. Any other mismatch is an error, which names the first weight that does not
-match.
+initial weights. So do other weights that do not match, if they have at most half of the parameters.
+Otherwise it is an error, which names the layers that match and those that do not.
 
 Weights are data. Neither the graph of a SavedModel nor the layers in a Keras file are loaded or
 run.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,14 +30,21 @@ from pipeline_ops.training.checkpoints import Arrays, read_arrays
 NamedArrays = list[tuple[str, np.ndarray]]
 """Weights in order. A name is empty if the file has none."""
 _OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
+_MAX_LAYERS = 8
+_MAX_TOP_LAYERS = 3
+"""The most layers with weights in the top of a network of `keras.applications`, those of VGG."""
 _REMEDY = "Choose weights of the same model, or set train.model to the model of the weights."
 
 
 class WarmStart(NamedTuple):
-    """All weights of a model, in order, and the names of those that keep their initial values."""
+    """All weights of a model, in order, and the names of those that keep their initial values.
+
+    `taken` describes the part that was taken, if weights besides the head were left out.
+    """
 
     weights: Arrays
     left_out: tuple[str, ...]
+    taken: str = ""
 
 
 def read_warm_start(
@@ -47,14 +54,14 @@ def read_warm_start(
 
     The URI is a SavedModel's folder, the manifest in it, or a file: .npz as training writes it,
     .weights.h5, .h5 or .keras. `build` builds another such model without a strategy. Raises
-    ConfigError if a weight does not match, and DataError if the URI cannot be read.
+    ConfigError if less than half of the model matches, and DataError if the URI cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
+    names, outside = [variable.path for variable in model.weights], list[str]()
     try:
         if path.suffix in (".h5", ".keras"):
-            return _read_with_keras(path, build())
-        names = [variable.path for variable in model.weights]
-        if path.is_dir():
+            source, outside = _read_with_keras(path, build(), names)
+        elif path.is_dir():
             source = _read_variables(path, dict(zip(names, initial, strict=True)))
         elif path.suffix == ".npz":
             source = [("", array) for array in read_arrays(path)]
@@ -67,32 +74,56 @@ def read_warm_start(
         raise make_read_error(
             f"cannot read {path} as weights for train.warm_start", error
         ) from error
-    return match_weights(source, names, initial, str(path))
+    return match_weights(source, names, initial, str(path), outside)
 
 
 def match_weights(
-    source: NamedArrays, names: Sequence[str], initial: Arrays, location: str
+    source: NamedArrays,
+    names: Sequence[str],
+    initial: Arrays,
+    location: str,
+    outside: Collection[str] = (),
 ) -> WarmStart:
-    """Returns the source's weights in the model's order, matched by name or else by order."""
-    by_name, own = dict(source), dict(zip(names, initial, strict=True))
-    if not own.keys() <= by_name.keys():
+    """Returns the source's weights in the model's order, matched by name or else by order.
+
+    `outside` has the names of weights that the source is not meant to have, as those of a backbone
+    lack all other layers.
+    """
+    if not any(name for name, _ in source) and source:
         if len(source) != len(names):
-            first = next((name for name in names if name not in by_name), names[0])
             raise ConfigError(
                 f"train.warm_start: {location} has {len(source)} weights and the model "
-                f"{len(names)}. None has the name {first}. {_REMEDY}"
+                f"{len(names)}. None has the name {names[0]}. {_REMEDY}"
             )
-        by_name = {name: array for name, (_, array) in zip(names, source, strict=True)}
+        source = [(name, array) for name, (_, array) in zip(names, source, strict=True)]
+    found, own = dict(source), dict(zip(names, initial, strict=True))
+    taken = {name for name in names if name in found and found[name].shape == own[name].shape}
     head = _find_head(names)
-    misfits = [name for name in names if by_name[name].shape != own[name].shape]
-    for name in misfits:
-        if name not in head or by_name[name].shape[:-1] != own[name].shape[:-1]:
+    if not taken.issuperset(head):  # it has another number of classes
+        taken.difference_update(head)
+    body = [name for name in names if name not in head and name not in outside]
+    missing, text = [name for name in body if name not in taken], ""
+    if missing:
+        total, lacking = (sum(own[name].size for name in each) for each in (body, missing))
+        layers, first = _list_layers(name for name in body if name in taken), missing[0]
+        text = f"{1 - lacking / total:.0%} of the parameters besides the head: {layers}"
+        if 2 * lacking > total:
+            problem = f"has the shape {found[first].shape}" if first in found else "is not there"
             raise ConfigError(
-                f"train.warm_start: the weight {name} has the shape {own[name].shape} in the model "
-                f"and {by_name[name].shape} in {location}. {_REMEDY}"
+                f"train.warm_start: {location} fits less than half of the model, {text}. It does "
+                f"not fit {_list_layers(missing)}. The first weight, {first} of the shape "
+                f"{own[first].shape}, {problem}. {_REMEDY}"
             )
-    left_out = head if misfits else ()  # it has another number of classes
-    return WarmStart([own[name] if name in left_out else by_name[name] for name in names], left_out)
+    weights = [found[name] if name in taken else own[name] for name in names]
+    return WarmStart(weights, tuple(name for name in names if name not in taken), text)
+
+
+def _list_layers(names: Iterable[str]) -> str:
+    """Lists the layers of some weights, in order, at most a few."""
+    layers = [*dict.fromkeys(name.rpartition("/")[0] or name for name in names)]
+    more = len(layers) - _MAX_LAYERS
+    text = ", ".join(layers[:_MAX_LAYERS]) or "no layer"
+    return f"{text} and {more} more layers" if more > 0 else text
 
 
 def _find_head(names: Sequence[str]) -> tuple[str, ...]:
@@ -100,31 +131,58 @@ def _find_head(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.rpartition("/")[0] == layer)
 
 
-def _read_with_keras(path: Path, model: keras.Model) -> WarmStart:
-    """Reads weights with Keras's own reader, because only Keras knows the layout.
+def _read_with_keras(
+    path: Path, model: keras.Model, names: Sequence[str]
+) -> tuple[NamedArrays, list[str]]:
+    """Reads weights into a model with Keras's own readers, because only Keras knows the layouts.
 
-    A file without `.weights` in its name is one of `keras.applications`, the weights of a backbone.
+    A file without `.weights` in its name is one of `keras.applications`, the weights of a backbone,
+    also if it has a top. Returns the weights that were in the file, and the names of those outside
+    of the backbone. A mark that no file has shows which weights were set. `names` are those of the
+    model's weights, because Keras counts the layers of a process for the names of a second model.
     """
-    target = model
-    if not path.name.endswith((".weights.h5", ".keras")):
-        target = next((layer for layer in model.layers if isinstance(layer, keras.Model)), model)
-    names, initial = [variable.path for variable in model.weights], model.get_weights()
-    unchanged = set(names) - {variable.path for variable in target.weights}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        target.load_weights(path, skip_mismatch=target is model)
-    messages = [str(warning.message) for warning in caught]
-    if skipped := next((text for text in messages if "could not be loaded" in text), None):
-        kernel = names.index(_find_head(names)[0])
-        if not skipped.startswith("A total of 1 objects") or not np.array_equal(
-            initial[kernel], model.get_weights()[kernel]
-        ):
-            raise ConfigError(
-                f"train.warm_start: {path} does not match the model: "
-                f"{' '.join(skipped.split())}. {_REMEDY}"
-            )
-        unchanged = set(_find_head(names))
-    return WarmStart(model.get_weights(), tuple(name for name in names if name in unchanged))
+    target, marks = model, [_make_mark(variable) for variable in model.weights]
+    model.set_weights(marks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about each weight that does not match
+        if path.name.endswith((".weights.h5", ".keras")):
+            model.load_weights(path, skip_mismatch=True)
+        else:
+            layers = (layer for layer in model.layers if isinstance(layer, keras.Model))
+            target = next(layers, model)
+            _load_in_order(path, target)
+    source = [
+        (name, value)
+        for name, value, mark in zip(names, model.get_weights(), marks, strict=True)
+        if not np.array_equal(value, mark, equal_nan=value.dtype.kind == "f")
+    ]
+    inside = set(map(id, target.weights))
+    pairs = zip(names, model.weights, strict=True)
+    return source, [name for name, variable in pairs if id(variable) not in inside]
+
+
+def _make_mark(variable: keras.Variable) -> np.ndarray:
+    kind = np.dtype(variable.dtype)
+    mark = np.nan if kind.kind == "f" else np.iinfo(kind).min
+    return np.full(variable.shape, mark, kind)
+
+
+def _load_in_order(path: Path, model: keras.Model) -> None:
+    """Loads a file in Keras's old layout, which matches layers by order.
+
+    It must have as many layers as the model, or those of a top besides. Other layers stand in for
+    these. Raises ValueError.
+    """
+    problems, end = [], model.outputs[-1]
+    for number in range(_MAX_TOP_LAYERS + 1):
+        extended = keras.Model(model.inputs, [*model.outputs, end]) if number else model
+        try:
+            extended.load_weights(path, skip_mismatch=True)
+            return
+        except ValueError as error:
+            problems.append(error)
+            end = keras.layers.Dense(1)(end)
+    raise problems[0]
 
 
 def _read_variables(folder: Path, required: Mapping[str, np.ndarray]) -> NamedArrays:
@@ -169,5 +227,7 @@ def _match_names(required: Iterable[str], stored: Iterable[str]) -> dict[str, st
     by_suffix = collections.defaultdict(list)
     for name in stored:
         by_suffix[name.partition("/")[2]].append(name)
-    found = {name: by_suffix[name.partition("/")[2]] for name in required}
+    found = {
+        name: [name] if name in stored else by_suffix[name.partition("/")[2]] for name in required
+    }
     return {name: names[0] for name, names in found.items() if len(names) == 1}

@@ -43,7 +43,7 @@ from pipeline_ops.models import build_model, load_per_example, make_head
 from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
-from pipeline_ops.registry.versions import fetch_version
+from pipeline_ops.registry.weights import fetch_weights
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
@@ -67,6 +67,7 @@ from pipeline_ops.training.strategy import (
     make_cluster_resolver,
     make_gather,
     make_strategy,
+    require_matches,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
@@ -231,7 +232,11 @@ def build_trainer(
             build_for_callbacks(config, task, build) if config.callbacks else None,
             Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),
             spec.is_chief,
-            input_pipeline.compute_epoch_end(0),
+            {
+                "epochs": input_pipeline.num_epochs,
+                "steps": input_pipeline.compute_epoch_end(0),
+                "verbose": 1,
+            },
         ),
         TensorboardWriter(folder, config.tensorboard, input_pipeline, task, build_for_serving)
         if spec.is_chief
@@ -325,6 +330,7 @@ def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildMod
         case _:
             with chosen.strategy.scope():
                 model = build()
+    require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     return SynchronousLoop(chosen.strategy, model, task, config)
 
 
@@ -348,7 +354,7 @@ def initialize_training(
     """Returns the state of a new training, whose initial weights the request may name."""
     state = TrainingState(learning_rate=config.learning_rate)
     if WARM_START in request.inputs:
-        uri = fetch_version(request.inputs[WARM_START]).uri
+        uri = fetch_weights(request.inputs[WARM_START])
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)
         loop.assign(warm_start.weights)
         left_out = set(warm_start.left_out)
@@ -356,8 +362,12 @@ def initialize_training(
             position for position, each in enumerate(loop.model.weights) if each.path in left_out
         ]
         message = f"starts from the weights of {request.inputs[WARM_START].uri}"
+        if warm_start.taken:
+            message += f", with {warm_start.taken}"
         if left_out:
             message += f". Randomly initialized: {', '.join(warm_start.left_out)}"
+        if warm_start.taken:
+            state.warnings.append(message)  # for the figures of the training
         if config.freeze_epochs and left_out:
             message += (
                 f". The others are frozen at first (train.freeze_epochs: {config.freeze_epochs})"

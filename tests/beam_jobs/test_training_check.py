@@ -41,6 +41,14 @@ def test_probabilities_without_a_softmax_at_the_end_are_refused_before_the_work(
     assert not outcome.artifact.exists()
 
 
+def test_a_pattern_that_freezes_nothing_is_refused_before_the_work(animals):
+    preprocess = {"stages": ["decode", {"resize": {"height": 12, "width": 12}}]}
+    outcome = run_for(animals, preprocess=preprocess, freeze={"*conv9*": None})
+    assert outcome.exit_code is ExitCode.CONFIG
+    assert "train.freeze: no weight matches *conv9*. The weights are " in outcome.message
+    assert not outcome.artifact.exists()
+
+
 @pytest.mark.parametrize(
     "train, message",
     [

@@ -60,10 +60,10 @@ def train(
     shuffled = tf.data.Dataset.from_tensor_slices(examples).shuffle(5000, seed=seed).repeat()
     batches = iter(shuffled.batch(batch))
     count = len(loop.model.weights)
-    loop.choose_learning(range(count - HEAD, count) if head_steps else [])
+    loop.freeze(range(count - HEAD) if head_steps else [])
     for step in steps:
         if step == head_steps:
-            loop.choose_learning([])
+            loop.freeze([])
         loop.train(batches, step, [RATE])
 
 
@@ -113,8 +113,8 @@ def measure_steps(count: int = 20) -> None:
     zeros = np.zeros((batch, *shape), np.uint8), np.zeros(batch, np.int64)
     batches = iter(tf.data.Dataset.from_tensors(zeros).repeat())
     weights = len(loop.model.weights)
-    for name, learning in (("all", []), ("the head", range(weights - HEAD, weights))):
-        loop.choose_learning(learning)
+    for name, frozen in (("all", []), ("the head", range(weights - HEAD))):
+        loop.freeze(frozen)
         loop.train(batches, 0, [RATE])  # traces the step
         begin = time.monotonic()
         for step in range(count):

@@ -186,7 +186,7 @@ def test_weights_that_do_not_fit_are_refused_before_the_config_is_written(data):
     data.add_pets()
     np.savez(data.work / "other.npz", np.zeros((3, 3)))
     error = data.fail("--weights", "other.npz", status=78)
-    assert "other.npz has 0 weights and the model " in error
+    assert "other.npz fits less than half of the model, 0% of the parameters" in error
     (data.work / "models" / "pets" / "2").mkdir(parents=True)
     (data.work / "models" / "pets" / "2" / "saved_model.pb").touch()
     error = data.fail("--weights", "models/pets", status=78)

@@ -137,6 +137,7 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
         {"train.early_stopping.patience_epochs": 9},
         {"train.optimizer.schedule.warmup_steps": 9},
         {"train.warm_start": "version 12"},
+        {"train.warm_start": "weights resnet50_imagenet"},
         {"train.warm_start": None},
         {"train.input.augment.flip_left_right": True, "evaluate.batch_size": 8},
         {},
@@ -153,8 +154,8 @@ def test_a_run_without_a_conf_has_the_authors_config():
 
 
 REFUSED = r"""
-{train.epochs: null}
-    conf train.epochs: must not be null. Leave it out to use the value of the YAML
+{train.seed: null}
+    conf train.seed: must not be null. Leave it out to use the value of the YAML
 {train.epochs: "3"}
     override train.epochs: train.epochs: input should be a valid integer
 {train.epochs: true}
@@ -164,7 +165,8 @@ REFUSED = r"""
 {train.epoch: 3}
     conf train.epoch: unknown key; the nearest valid name is 'train.epochs'
 {train.warm_start: ../../other/model}
-    conf train.warm_start: a run may set it to champion, or a published version such as `version 3`
+    conf train.warm_start: a run may set it to champion, a published version such as `version 3`, or
+    a bundle such as `weights resnet50`
 {train.warm_start: "version 1\n"}
     must be a text of at most 4096 printable characters
 {preprocess.dataset: ../../etc}

@@ -50,6 +50,12 @@ freeze_epochs: 1, warm_start: champion, $SERVER
     freeze_epochs is not for parameter_server, whose weights are sharded
 freeze_epochs: 1, warm_start: champion, $DTENSOR
     freeze_epochs is not for dtensor, whose weights are sharded
+freeze: {'*conv*': 3}, epochs: 3
+    freeze: *conv* must thaw before the end of the training (epochs: 3), got 3. Use null
+freeze: {'*conv*': null}, $SERVER
+    freeze is not for parameter_server, whose weights are sharded. Use multi_worker_mirrored
+freeze: {'*conv*': 0}
+    greater than or equal to 1
 seed: 4294967296
     less than or equal to 4294967295
 input: {local_folder: cache}
@@ -144,6 +150,7 @@ workers: 3, global_batch_size: 64
 strategy: auto, workers: 2, batch_size_per_replica: 1, scale_learning_rate: linear
 strategy: tpu, devices_per_worker: 8, batch_size_per_replica: 3
 freeze_epochs: 2, epochs: 3, warm_start: champion
+freeze: {'*conv1*': 2, '*bn*': null}, epochs: 3
 input: {augment: {flip_top_bottom: true, scale: {max: 1.5}, saturation: 0.2}}
 model: center_detector, input: {augment: {mosaic: 0.5, min_visible: 0.5}}
 """

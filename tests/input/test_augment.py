@@ -130,3 +130,49 @@ def test_brightness_moves_the_mean_and_contrast_does_not(config, low, high):
         assert 23 < result.std((1, 2, 3)).min() < 30 and 70 < result.std((1, 2, 3)).max() < 77
     else:
         assert means.max() - means.min() > 40
+
+
+def test_a_crop_is_drawn_as_tensorflow_draws_it():
+    """Each pixel tells its row and its column, so the corners of the result tell the part."""
+    import tensorflow as tf
+    from scipy.stats import ks_2samp
+
+    size, count = 256, 3000
+    rows, columns = np.meshgrid(np.arange(size), np.arange(size), indexing="ij")
+    picture = np.stack([rows, columns, rows], axis=-1).astype(np.uint8)
+    crop = {"min_area": 0.1, "max_area": 0.6, "min_aspect_ratio": 0.5, "max_aspect_ratio": 2.0}
+    parts = []
+    for first in range(0, count, 100):
+        batch = np.broadcast_to(picture, [100, *picture.shape])
+        cropped = changed(AugmentOptions(crops=[crop]), batch, first).astype(int)
+        (top, left), (bottom, right) = (
+            (cropped[:, corner, corner, 0], cropped[:, corner, corner, 1]) for corner in (0, -1)
+        )
+        parts.append(np.stack([top, left, bottom - top + 1, right - left + 1], axis=1))
+    expected = []
+    for seed in range(count):
+        begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+            [size, size, 3],
+            tf.zeros([1, 0, 4]),
+            seed=[seed, 0],
+            min_object_covered=0.0,
+            aspect_ratio_range=(0.5, 2.0),
+            area_range=(0.1, 0.6),
+            use_image_if_no_bounding_boxes=True,
+        )
+        expected.append([*begin.numpy()[:2], *extent.numpy()[:2]])
+    ours, theirs = np.concatenate(parts).astype(float), np.array(expected, float)
+    for compute in (
+        lambda part: part[:, 0],
+        lambda part: part[:, 1],
+        lambda part: part[:, 2] * part[:, 3],
+        lambda part: part[:, 3] / part[:, 2],
+    ):
+        assert ks_2samp(compute(ours), compute(theirs)).statistic < 0.05
+
+
+def test_crops_take_the_place_of_other_geometric_changes():
+    with pytest.raises(ValueError, match="crops already vary size and place. Remove scale"):
+        AugmentOptions(crops=[{}], shift=0.1)
+    with pytest.raises(ValueError, match="min_area .0.5. is larger than max_area .0.2."):
+        AugmentOptions(crops=[{"min_area": 0.5, "max_area": 0.2}])

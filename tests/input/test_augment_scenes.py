@@ -28,6 +28,14 @@ PIXELS = [
     pytest.param({"scale": {"min": 0.5}}, id="smaller"),
     pytest.param({"mosaic": 1.0}, id="mosaic"),
     pytest.param(FULL, id="all"),
+    pytest.param(
+        {
+            "crops": [{"min_area": 0.4, "min_overlap": 0}],
+            "flip_left_right": True,
+            "flip_top_bottom": True,
+        },
+        id="crop",
+    ),
 ]
 
 
@@ -179,11 +187,64 @@ def test_what_is_cut_off_too_much_is_left_alone_and_what_is_out_of_sight_is_gone
     assert total < 4 * sum(map(len, scenes[1])) and 0 < crowds < total
 
 
-def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(scenes):
-    whole, labels = changed(scenes, FULL | {"brightness": 0.2})
+def list_shares(scenes, crop, epochs=8):
+    """Returns for each image how much each crop shows of its boxes that are left, in whole or in
+    part: 1 for a box that does not touch the edge."""
+    shares = []
+    for epoch in range(epochs):
+        images, labels = changed(
+            scenes, {"crops": [crop], "flip_left_right": True, "flip_top_bottom": True}, epoch
+        )
+        for number in range(len(images)):
+            shares.append(
+                [
+                    0 < ymin < ymax < HEIGHT and 0 < xmin < xmax < WIDTH
+                    for _, (ymin, xmin, ymax, xmax), _ in found(labels, number)
+                ]
+            )
+    return shares
+
+
+def test_a_crop_shows_enough_of_one_object_or_the_image_stays_whole(scenes):
+    wide = {"min_area": 0.05, "max_area": 0.3, "min_aspect_ratio": 0.5, "max_aspect_ratio": 2}
+    loose = list_shares(scenes, wide | {"min_overlap": 0})
+    assert np.mean([any(each) for each in loose]) < 0.6
+    strict = list_shares(scenes, wide | {"min_object_covered": 1, "min_overlap": 0})
+    assert all(any(each) for each in strict)
+    assert not all(all(each) for each in strict)
+
+
+def test_a_box_of_which_a_crop_shows_too_little_is_left_out(scenes):
+    crop = {"min_area": 0.3, "max_area": 0.6, "min_overlap": 1}
+    whole, cut = (
+        np.concatenate(list_shares(scenes, crop | {"min_overlap": least})) for least in (1, 0)
+    )
+    assert whole.mean() > 0.98 and cut.mean() < 0.8
+    numbers = [
+        sum(map(len, list_shares(scenes, crop | {"min_overlap": least}))) for least in (0, 0.5, 1)
+    ]
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) == 3
+    _, labels = changed(scenes, {"crops": [crop | {"min_overlap": 0}], "min_visible": 0.9})
+    assert not any(
+        is_crowd for number in range(NUM_SCENES) for _, _, is_crowd in found(labels, number)
+    )
+
+
+def test_images_that_stay_whole_are_unchanged(scenes):
+    images, _ = changed(scenes, {"crops": [{"max_area": 0.5, "keep_whole": 0.4}]})
+    kept = [(new == old).all() for new, old in zip(images, scenes[0], strict=True)]
+    assert 0.2 < np.mean(kept) < 0.6
+    whole, labels = changed(scenes, {"crops": [{"keep_whole": 1}]})
+    assert (whole == scenes[0]).all()
+    assert [len(found(labels, number)) for number in range(NUM_SCENES)] == list(map(len, scenes[1]))
+
+
+@pytest.mark.parametrize("options", [FULL, {"crops": [{}, {"min_area": 0.5}]}], ids=["all", "crop"])
+def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(scenes, options):
+    whole, labels = changed(scenes, options | {"brightness": 0.2})
     for start in (0, 10, 20, 30):
         part, part_labels = changed(
-            scenes, FULL | {"brightness": 0.2}, examples=range(start, start + 10)
+            scenes, options | {"brightness": 0.2}, examples=range(start, start + 10)
         )
         assert (part == whole[start : start + 10]).all()
         for number in range(10):
@@ -192,9 +253,9 @@ def test_an_example_is_changed_alike_in_any_batch_and_otherwise_in_each_epoch(sc
                 (c, b.tolist(), i) for c, b, i in other
             ]
     others = [
-        changed(scenes, FULL, epoch=1)[0],
-        changed(scenes, FULL, seed=2)[0],
-        changed(scenes, FULL)[0],
+        changed(scenes, options, epoch=1)[0],
+        changed(scenes, options, seed=2)[0],
+        changed(scenes, options)[0],
     ]
     assert len({each.tobytes() for each in others}) == 3
 

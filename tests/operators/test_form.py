@@ -18,7 +18,7 @@ from pipeline_ops.operators.form import make_form_params
 def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
     params = make_form_params(load_config(DIGITS))
     epochs = params["train.epochs"]
-    assert (epochs.value, epochs.schema["type"]) == (20, "integer")
+    assert (epochs.value, epochs.schema["type"]) == (20, ["null", "integer"])
     assert epochs.description.endswith("At least 1, at most 100000.")
     rate = params["train.optimizer.learning_rate"]
     described = rate.value, rate.schema["type"], rate.schema["title"]
@@ -31,7 +31,8 @@ def test_a_field_has_the_type_the_bounds_and_the_help_of_the_config():
         "It never follows the number of workers. At least 1, at most 1000000."
     )
     assert params["train.warm_start"].description.endswith(
-        "For a run: champion, or a published version such as version 3."
+        "For a run: champion, a published version such as version 3, or a bundle such as weights "
+        "resnet50."
     )
 
 
@@ -73,6 +74,7 @@ def test_the_form_has_only_fields_that_a_run_may_set():
         ("train.precision", "int4"),
         ("train.warm_start", "/models/foreign"),
         ("train.warm_start", "version 0"),
+        ("train.warm_start", "weights ../foreign"),
         ("preprocess.dataset", "newest"),
     ],
 )
@@ -83,7 +85,7 @@ def test_a_value_out_of_range_is_refused_and_the_form_has_no_bounds_to_clamp_it_
         params[key].resolve(value)
 
 
-@pytest.mark.parametrize("value", ["champion", "version 3", None])
+@pytest.mark.parametrize("value", ["champion", "version 3", "weights resnet50", None])
 def test_a_run_may_begin_with_a_published_model(value):
     assert make_form_params(load_config(DIGITS))["train.warm_start"].resolve(value) == value
 

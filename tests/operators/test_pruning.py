@@ -14,7 +14,7 @@ from operators.test_search import Run
 from processes import wait_until
 
 from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import NAME
+from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.commands.explain import _forecast_trials
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.places.local import read_identity
@@ -45,6 +45,16 @@ def list_processes(text: str) -> list[psutil.Process]:
         for process in psutil.process_iter(["cmdline", "environ"])
         if text in f"{process.info['cmdline']} {process.info['environ']}"
     ]
+
+
+@pytest.mark.training
+def test_a_trial_with_a_number_of_steps_is_pruned_before_its_last_epoch(dataset, tmp_path):
+    run = start_run(tmp_path, dataset, **{"train.epochs": None, "train.steps": 80})
+    good, hopeless = run.search()
+    history = read_manifest(open_path(run.try_out(good))).figures["history"]
+    assert [epoch["step"] for epoch in history] == [22, 44, 66, 80]
+    with pytest.raises(AirflowSkipException, match="pruned after epoch 1: validation_accuracy 0"):
+        run.try_out(hopeless)
 
 
 def test_a_hopeless_trial_is_pruned_and_stays_pruned(dataset, tmp_path):

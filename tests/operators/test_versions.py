@@ -107,6 +107,10 @@ def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
     ("source", "wrong"),
     [
         ("version 7", "there is no version 7 of the model digits. Its versions are 1"),
+        (
+            "weights net",
+            "there are no weights net in .*/weights. `trainyard weights add` adds them",
+        ),
         ("weights.h5", "there is no .*/configs/weights.h5. Give champion, a published version"),
     ],
 )

@@ -311,6 +311,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.input.augment.brightness": 0.3, "train.input.augment.contrast": 0.4},
         {"train.input.augment.saturation": 0.5},
         {"train.input.augment.mosaic": 0.5},
+        {"train.input.augment.crops": [{"min_object_covered": 0.5}, {"keep_whole": 0.5}]},
         {"train.input.augment.min_visible": 0.8},
     ],
     "train.optimizer": [
@@ -318,10 +319,12 @@ TABLE: Mapping[str, Sequence[Change]] = {
         for optimizer in (
             {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
             {"name": "sgd", "learning_rate": 0.2},
+            {"name": "sgd", "learning_rate": 0.05, "momentum": 0.8, "nesterov": True},
             {"name": "sgd", "learning_rate": 10.0, "momentum": 0.99},
             {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.01},
             {"name": "rmsprop", "learning_rate": 2e-3, "momentum": 0.5, "epsilon": 1e-3},
             {"name": "adam", "learning_rate": 1e-6},
+            {"name": "adam", "learning_rate": 1e-2, "epsilon": 0.1},
         )
     ],
     "train.optimizer.schedule": [
@@ -332,6 +335,16 @@ TABLE: Mapping[str, Sequence[Change]] = {
             {"type": "exponential", "decay_steps": 10, "factor": 0.9},
             {"type": "piecewise", "boundaries_steps": [10, 20], "factors": [0.5, 0.1]},
             {"type": "constant", "warmup_steps": 1000},
+            {"type": "cosine", "warmup_steps": 5, "warmup_factor": 0.5, "hold_steps": 3},
+            {
+                "type": "exponential",
+                "decay_steps": 10,
+                "factor": 0.9,
+                "staircase": True,
+                "min_factor": 0.8,
+                "warmup_steps": 5,
+                "warmup_type": "constant",
+            },
         )
     ],
     "train.optimizer.clip": [
@@ -342,6 +355,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     ],
     "train.warm_start": [{"train.warm_start": "champion"}, {"train.warm_start": "version 3"}],
     "train.freeze_epochs": [{"train.freeze_epochs": 1, "train.warm_start": "champion"}],
+    "train.freeze": [{"train.freeze": {"*kernel": 1}}, {"train.freeze": {"*logits/bias": None}}],
     "train.early_stopping": [
         {"train.early_stopping": {"monitor": "validation_loss", "patience_epochs": 1}},
         {"train.early_stopping": {"monitor": "validation_accuracy", "min_delta": 0.5}},
@@ -405,6 +419,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"export.formats": ["saved_model", "tflite_int8"], "export.int8.tolerance": 0.5},
     ],
     "train.epochs": [{"train.epochs": epochs} for epochs in (1, 3, 12)],
+    "train.steps": [{"train.steps": steps} for steps in (2, 9, 10**6)],
     "train.global_batch_size": [{"train.global_batch_size": size} for size in (1, 7, 16, 64, 1000)],
     "train.batch_size_per_replica": [
         {"train.global_batch_size": None, "train.batch_size_per_replica": size} for size in (5, 16)

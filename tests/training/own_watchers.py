@@ -40,6 +40,12 @@ class Thawer(keras.callbacks.Callback):
         self.model.layers[-1].trainable = False
 
 
+class Writer(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with open("/dev/full", "w") as file:
+            file.write("more than fits")
+
+
 class Hoarder(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.seen = {epoch}

@@ -156,19 +156,20 @@ def test_only_the_newest_are_kept(tmp_path, keep):
     assert names(tmp_path) == [f"checkpoint-{step:09d}" for step in (5, 10, 15, 20)[-keep:]]
 
 
-def test_the_best_weights_stay_as_long_as_a_checkpoint_refers_to_them(tmp_path, warnings):
+@pytest.mark.parametrize("first", [0, 99_997, 99_998])
+def test_the_best_weights_stay_as_long_as_a_checkpoint_refers_to_them(tmp_path, warnings, first):
     checkpoints = Checkpoints(tmp_path)
-    for epoch in range(4):
-        save(checkpoints, 10 * epoch, best_epoch=epoch, best=[np.float32([epoch])])
-    assert names(tmp_path) == [
-        "best-00002",
-        "best-00003",
+    for number in range(4):
+        epoch = first + number
+        save(checkpoints, 10 * number, best_epoch=epoch, best=[np.float32([epoch])])
+    assert sorted(names(tmp_path)) == [
+        *sorted([f"best-{first + 2:05d}", f"best-{first + 3:05d}"]),
         "checkpoint-000000020",
         "checkpoint-000000030",
     ]
-    (tmp_path / "best-00003.npz").write_bytes(b"damaged")
+    (tmp_path / f"best-{first + 3:05d}.npz").write_bytes(b"damaged")
     restored = Checkpoints(tmp_path).restore(warnings.append)
-    assert (restored.state.step, restored.best) == (20, [np.float32([2])])
+    assert (restored.state.step, restored.best) == (20, [np.float32([first + 2])])
     assert "checkpoint-000000030.npz is damaged" in warnings[0]
 
 

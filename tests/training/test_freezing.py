@@ -1,4 +1,5 @@
-"""Only weights that a warm start has not set learn in the first `train.freeze_epochs` epochs."""
+"""Only weights that a warm start has not set learn in the first `train.freeze_epochs` epochs, and
+those that match a pattern of `train.freeze` learn from their epoch on."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from gangs import ALONE, QUICK, read_state, run_gang
 from scenes import DETECTORS
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
@@ -75,20 +77,37 @@ def test_frozen_weights_and_statistics_keep_every_bit_and_all_learn_after_the_th
     loop = make_loop(**options)
     weights, values = loop.get_weights(), loop.get_views()[1]
     head = {each.path for each in loop.model.weights[-HEAD:]}
-    loop.choose_learning(range(len(weights) - HEAD, len(weights)))
+    loop.freeze(range(len(weights) - HEAD))
     take_steps(loop, 0)
     assert list_changed(weights, loop) == head
     assert list_changed(weights, loop, best=True) == head  # averages are no less exact
     assert [layer.trainable for layer in loop.model.get_layer("body").layers] == [False, False]
 
     frozen = loop.get_weights()
-    loop.choose_learning([])
+    loop.freeze([])
     take_steps(loop, 4)
     assert list_changed(frozen, loop) == {
         each.path for each in loop.model.weights if not each.path.startswith("fixed")
     }
     assert not loop.model.get_layer("fixed").trainable
     assert [each.shape for each in loop.get_views()[1]] == [each.shape for each in values]
+
+
+def test_statistics_learn_unless_all_weights_of_their_layer_are_frozen():
+    loop = make_loop()
+    paths = [each.path for each in loop.model.weights]
+    weights = loop.get_weights()
+    loop.freeze([paths.index("body/normal/gamma"), paths.index("body/normal/moving_mean")])
+    take_steps(loop, 0)
+    changed = list_changed(weights, loop)
+    assert "body/normal/gamma" not in changed
+    assert {"body/normal/beta", "body/normal/moving_mean"} <= changed
+
+
+def test_a_model_whose_weights_are_all_frozen_is_refused():
+    loop = make_loop()
+    with pytest.raises(ConfigError, match=r"train\.freeze: all weights of the model are frozen"):
+        loop.freeze(range(len(loop.model.weights)))
 
 
 @pytest.fixture
@@ -180,6 +199,40 @@ def test_a_worker_that_is_killed_at_the_thaw_changes_nothing(make_fine_tuning, h
     weights = trained(job, host_pool)
     assert get_messages(job, "restored") == ["resumes from step 16"]
     assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True))
+
+
+@pytest.mark.training
+def test_weights_that_match_a_pattern_thaw_at_their_epoch_also_after_a_restart(
+    make_job, user_package, host_pool
+):
+    freeze = {"*conv2d/*": 1, "*hidden/kernel": None}
+    options = {"train__model": "acme_vision.nets:smooth", "train__freeze": freeze}
+
+    def begin(name: str, limit: int | None = None) -> tuple:
+        job = make_job(name, **QUICK, **options, train__workers=2)
+        shutil.rmtree(job.work, ignore_errors=True)  # all of these have one fingerprint
+        return job, trained(job, host_pool, steps_limit=limit)
+
+    def find_changes(after: list[np.ndarray]) -> list[int]:
+        pairs = enumerate(zip(first, after, strict=True))
+        return [number for number, (a, b) in pairs if not np.array_equal(a, b)]
+
+    (_, first), (_, frozen), (_, calm) = begin("1", 1), begin("2", STEPS_PER_EPOCH), begin("3")
+    assert find_changes(frozen) == [3, 4, 5]  # the bias of `hidden`, and the head
+    assert find_changes(calm) == [0, 1, 3, 4, 5]  # the convolution, too
+    for limit, resumed in [(12, 8), (STEPS_PER_EPOCH + 8, STEPS_PER_EPOCH + 2)]:
+        job, _ = begin(f"to-{limit}", limit)
+        weights = trained(job, host_pool)
+        assert f"resumes from step {resumed}" in get_messages(job, "restored")
+        assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True))
+
+
+def test_a_pattern_that_matches_no_weight_is_refused_with_the_names(
+    make_job, user_package, host_pool
+):
+    job = make_job("none", **QUICK, **ALONE, train__freeze={"*conv9*": None})
+    with pytest.raises(ConfigError, match=r"train\.freeze: no weight matches \*conv9\*\. The we"):
+        run_gang(job, host_pool)
 
 
 @pytest.mark.training

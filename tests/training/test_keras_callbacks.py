@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +73,7 @@ CASES: dict[str, list[Any]] = {
         {f"{OWN}BatchDiary": {"name": "batches.jsonl"}},
     ],
     "an own one": [f"{OWN}Own"],
+    "an end within an epoch": [f"{OWN}StopWithinEpoch"],
 }
 
 
@@ -81,7 +81,7 @@ CASES: dict[str, list[Any]] = {
 def run_fit(dataset, tmp_path_factory):
     """Trains with `Model.fit`, on the batches of the training. Returns folder and weights."""
 
-    def run(case: str, config: Train) -> tuple[Path, list[np.ndarray]]:
+    def run(config: Train) -> tuple[Path, list[np.ndarray]]:
         folder = tmp_path_factory.mktemp("fit")
         host_dataset = open_host_dataset(
             dataset, config.input, open_host_cache(config.input), print
@@ -190,22 +190,27 @@ def iterate_files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-@pytest.mark.training
-@pytest.mark.parametrize("is_killed", [False, True], ids=["calm", "killed"])
-@pytest.mark.parametrize("case", CASES)
-def test_a_callback_gives_in_a_gang_what_it_gives_in_fit(
-    make_job_in, dataset, run_fit, host_pool, tmp_path, case, is_killed
-):
-    callbacks = [*CASES[case], f"{OWN}Diary"]
-    make_job = make_job_in(tmp_path, dataset)
-    alone = make_job("alone", **OPTIONS, train__callbacks=callbacks)
-    folder, weights = run_fit(case, Train.model_validate(alone.request.config))
-    if is_killed:
-        # Once at the end of an epoch, and so that the next gang begins within it.
-        callbacks += [{"own_watchers:DieOnce": {"epoch": 2}}]
-    job = make_job("gang", **OPTIONS, train__callbacks=callbacks)
-    gang = run_gang(job, host_pool)
-    assert gang.restarts == (1 if is_killed else 0)
+@pytest.fixture
+def compare(make_job_in, dataset, run_fit, host_pool, tmp_path):
+    """Trains with callbacks in `fit` and in a gang, and compares weights and files."""
+
+    def compare(callbacks: list[Any], is_killed: bool = False, **options: Any) -> None:
+        callbacks = [*callbacks, f"{OWN}Diary"]
+        make_job = make_job_in(tmp_path, dataset)
+        alone = make_job("alone", **OPTIONS, train__callbacks=callbacks)
+        folder, weights = run_fit(Train.model_validate(alone.request.config))
+        if is_killed:
+            # Once at the end of an epoch, and so that the next gang begins within it.
+            callbacks += [{"own_watchers:DieOnce": {"epoch": 2}}]
+        job = make_job("gang", **OPTIONS | options, train__callbacks=callbacks)
+        gang = run_gang(job, host_pool)
+        assert gang.restarts == (1 if is_killed else 0)
+        compare_results(job, folder, weights)
+
+    return compare
+
+
+def compare_results(job: Any, folder: Path, weights: list[np.ndarray]) -> None:
     written = job.work / CALLBACKS
     names = [str(file.relative_to(folder)) for file in iterate_files(folder)]
     assert [str(file.relative_to(written)) for file in iterate_files(written)] == names
@@ -218,4 +223,39 @@ def test_a_callback_gives_in_a_gang_what_it_gives_in_fit(
             assert_equal(found, expected, f"logs/{split}")
     trained = read_arrays(job.work / TRAINED)
     assert max(float(np.abs(a - b).max()) for a, b in zip(trained, weights, strict=True)) < 1e-5
-    shutil.rmtree(job.work)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("is_killed", [False, True], ids=["calm", "killed"])
+@pytest.mark.parametrize("callbacks", CASES.values(), ids=CASES)
+def test_a_callback_gives_in_a_gang_what_it_gives_in_fit(compare, callbacks, is_killed):
+    compare(callbacks, is_killed)
+
+
+STRATEGIES = {
+    "one device": {"strategy": "one_device"},
+    "two devices": {"strategy": "mirrored", "devices_per_worker": 2},
+    "two devices, micro-batches": {
+        "strategy": "mirrored",
+        "devices_per_worker": 2,
+        "micro_batches": 2,
+    },
+    "layers on devices": {
+        "strategy": "device_placement",
+        "devices_per_worker": 2,
+        "placement": {"hidden*": "CPU:0", "log*": "CPU:1"},
+    },
+    "divided layers": {
+        "strategy": "dtensor",
+        "devices_per_worker": 2,
+        "sharding": {"*/logits/kernel": 0},
+    },
+}
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_callback_sees_an_ordinary_model_under_every_strategy(compare, strategy):
+    callbacks = [*CASES["an own one"], *CASES["rates and an early end"], CASES["files"][1]]
+    options = {f"train__{name}": value for name, value in strategy.items()}
+    compare(callbacks, train__workers=1, **options)

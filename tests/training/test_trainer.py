@@ -45,6 +45,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         SimpleNamespace(
             make_batches=itertools.count,
             compute_epoch_end=lambda epoch: 4,
+            num_epochs=1,
             total_steps=4,
             validation_batches=None,
         ),

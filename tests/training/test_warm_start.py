@@ -7,8 +7,13 @@ import itertools
 
 import numpy as np
 import pytest
+from gangs import ALONE, QUICK, read_state, run_gang
 
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.registry.weights import BundleFigures, add_bundle
+from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.training.checkpoints import write_arrays
 
 NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logits/bias"]
 
@@ -59,8 +64,9 @@ def test_a_head_for_another_number_of_classes_begins_anew():
         (
             arrays(units=6),
             (
-                r"the weight net/hidden/kernel has the shape \(5, 4\) in the model "
-                r"and \(5, 6\) in there"
+                r"there fits less than half of the model, 0% of the parameters besides the head: "
+                r"no layer. It does not fit net/hidden. The first weight, net/hidden/kernel of "
+                r"the shape \(5, 4\), has the shape \(5, 6\)"
             ),
         ),
         (
@@ -74,6 +80,88 @@ def test_what_does_not_fit_is_refused_by_the_first_name(source, problem):
 
     with pytest.raises(ConfigError, match=f"train.warm_start: {problem}"):
         match_weights([("", array) for array in source], NAMES, arrays(fill=0), "there")
+
+
+def make_deep(prefix: str, sizes: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
+    return [(f"{prefix}{n}/kernel", np.full((size,), n + 1, float)) for n, size in enumerate(sizes)]
+
+
+def test_a_part_is_taken_if_it_has_half_of_the_parameters_besides_the_head():
+    from pipeline_ops.training.warm_start import match_weights
+
+    model = make_deep("net/layer", (50, 30, 20, 1000))  # the last one is the head
+    names, own = [name for name, _ in model], [array * 0 for _, array in model]
+    fitted = match_weights([*model[:1], *make_deep("other", (30,))], names, own, "there")
+    assert fitted.left_out == tuple(names[1:])
+    assert fitted.taken == "50% of the parameters besides the head: net/layer0"
+    assert [array.max() for array in fitted.weights] == [1, 0, 0, 0]
+    with pytest.raises(ConfigError) as error:
+        match_weights(model[1:2], names, own, "there")
+    assert str(error.value).startswith(
+        "train.warm_start: there fits less than half of the model, 30% of the parameters besides "
+        "the head: net/layer1. It does not fit net/layer0, net/layer2. The first weight, "
+        "net/layer0/kernel of the shape (50,), is not there. Choose weights of the same model"
+    )
+
+
+def test_a_long_list_of_layers_is_cut():
+    from pipeline_ops.training.warm_start import match_weights
+
+    model = make_deep("layer", (1,) * 40)
+    names, own = [name for name, _ in model], [array * 0 for _, array in model]
+    taken = match_weights(model[:30], names, own, "there").taken
+    assert taken.endswith(
+        "layer0, layer1, layer2, layer3, layer4, layer5, layer6, layer7 and 22 more layers"
+    )
+
+
+def make_wider_end(extra: int):
+    """Makes a network of which only the layer before the head depends on `extra`."""
+    import keras
+
+    keras.utils.clear_session()
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(32, name="first"),
+            keras.layers.BatchNormalization(name="normal"),
+            keras.layers.Dense(8 + extra, name="second"),
+            keras.layers.Dense(3, name="logits"),
+        ]
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:You are saving")
+@pytest.mark.parametrize("kind", ["saved_model", "npz", "keras_file", "hdf5", "old_hdf5"])
+def test_a_part_of_every_kind_of_place_is_taken(kind, tmp_path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    write = {"saved_model": variables, "npz": npz, "keras_file": keras_file, "hdf5": hdf5}
+    source = make_wider_end(0)
+    place = write.get(kind, old_hdf5)(source, tmp_path)
+    model = make_wider_end(1)
+    started = read_warm_start(str(place), model, model.get_weights(), lambda: make_wider_end(1))
+    whole = {
+        f"{layer}/{name}"
+        for layer, name in (
+            ("second", "kernel"),
+            ("second", "bias"),
+            ("logits", "kernel"),
+            ("logits", "bias"),
+        )
+    }
+    assert {name.removeprefix("sequential/") for name in started.left_out} == whole
+    assert "first, " in started.taken.replace("sequential/", "")
+    for new, old, name in zip(started.weights, source.get_weights(), model.weights, strict=True):
+        assert name.path in started.left_out or np.array_equal(new, old), name.path
+    big = make_wider_end(100)
+    with pytest.raises(ConfigError, match="fits less than half of the model"):
+        read_warm_start(str(place), big, big.get_weights(), lambda: make_wider_end(100))
+
+
+def old_hdf5(model, folder):
+    model.save(folder / "model.h5")
+    return folder / "model.h5"
 
 
 def net(classes: int = 3, units: int = 4):
@@ -201,7 +289,8 @@ def test_a_model_for_other_classes_takes_all_but_the_class_outputs(make, write, 
         assert new.path in class_outputs or np.array_equal(array, old.numpy()), new.path
 
 
-def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):
+@pytest.mark.parametrize("include_top", [False, True])
+def test_the_files_of_keras_applications_fill_the_backbone(tmp_path, include_top):
     import h5py
     import keras
     from keras.src.legacy.saving import legacy_h5_format
@@ -213,16 +302,57 @@ def test_the_files_of_keras_applications_fill_the_backbone(tmp_path):
         return build((32, 32, 1), 3, "MobileNetV2", alpha=0.35)
 
     source = keras.applications.MobileNetV2(
-        include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg", alpha=0.35
+        include_top=include_top, weights=None, input_shape=(32, 32, 3), pooling="avg", alpha=0.35
     )
     with h5py.File(tmp_path / "no_top.h5", "w") as file:
         legacy_h5_format.save_weights_to_hdf5_group(file, source)
     model = mobile()
     warm_start = read_warm_start(str(tmp_path / "no_top.h5"), model, model.get_weights(), mobile)
-    assert warm_start.left_out == ("logits/kernel", "logits/bias")
-    assert all(
-        (a == b).all() for a, b in zip(warm_start.weights[:-2], source.get_weights(), strict=True)
+    assert warm_start.left_out == ("logits/kernel", "logits/bias") and not warm_start.taken
+    body = source.get_weights()[: len(warm_start.weights) - 2]
+    assert all((a == b).all() for a, b in zip(warm_start.weights[:-2], body, strict=True))
+    larger = build((32, 32, 1), 3, "MobileNetV2", alpha=0.75)
+    with pytest.raises(ConfigError, match="fits less than half of the model"):
+        read_warm_start(
+            str(tmp_path / "no_top.h5"),
+            larger,
+            larger.get_weights(),
+            lambda: build((32, 32, 1), 3, "MobileNetV2", alpha=0.75),
+        )
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ConvNeXtTiny",
+        "DenseNet121",
+        "EfficientNetB0",
+        "EfficientNetV2B0",
+        "InceptionV3",
+        "MobileNetV3Small",
+        "ResNet50V2",
+        "Xception",
+    ],
+)
+def test_a_file_with_a_top_fills_the_backbone_of_each_family(name, tmp_path):
+    import h5py
+    import keras
+    from keras.src.legacy.saving import legacy_h5_format
+
+    from pipeline_ops.models.backbones import build
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    source = getattr(keras.applications, name)(weights=None, input_shape=(96, 96, 3))
+    with h5py.File(tmp_path / "top.h5", "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, source)
+    model = build((96, 96, 3), 3, name)
+    warm_start = read_warm_start(
+        str(tmp_path / "top.h5"), model, model.get_weights(), lambda: build((96, 96, 3), 3, name)
     )
+    assert warm_start.left_out == ("logits/kernel", "logits/bias") and not warm_start.taken
+    expected = source.get_weights()[: len(warm_start.weights) - 2]
+    assert all(np.array_equal(*pair) for pair in zip(warm_start.weights, expected, strict=False))
 
 
 def poisoned(folder, written):
@@ -261,11 +391,33 @@ def test_the_graph_of_a_saved_model_is_not_run(tmp_path):
     assert written.exists()  # shows that the assertion above can fail
 
 
+def test_a_gang_begins_with_a_part_of_a_bundle_and_says_which_one(make_job, host_pool, tmp_path):
+    import keras
+
+    from pipeline_ops.models.digits_cnn import build
+
+    keras.utils.clear_session()
+    model = build((16, 16, 1), 10)
+    place, arrays = npz(model, tmp_path), model.get_weights()
+    arrays[0] = arrays[0][..., :1]  # the first weight does not fit
+    write_arrays(place, arrays)
+    figures = BundleFigures(license="MIT", source="", added="2026-11-27 12:00")
+    add_bundle(open_root(tmp_path / "root"), "digits", place, figures)
+    job = make_job("part", **QUICK, **ALONE, train__warm_start="weights digits")
+    run_gang(job, host_pool, steps_limit=1)
+    [warning] = read_state(job).warnings
+    start = f"starts from the weights of {tmp_path}/root/weights/digits/manifest.json, with "
+    assert warning.startswith(start) and "% of the parameters besides the head: " in warning
+    assert warning.endswith(f". Randomly initialized: {model.weights[0].path}")
+    events = ProgressReader(open_path(job.attempt.progress)).read_new()
+    assert [event.message for event in events if event.phase == "warm start"] == [warning]
+
+
 def test_a_saved_model_of_other_weights_is_refused_by_name(tmp_path):
     from pipeline_ops.training.warm_start import read_warm_start
 
     place, other = saved_model(net(), tmp_path), backbone()
-    with pytest.raises(ConfigError, match="None has the name Conv1/kernel"):
+    with pytest.raises(ConfigError, match="The first weight, Conv1/kernel .* is not there"):
         read_warm_start(str(place), other, other.get_weights(), backbone)
 
 

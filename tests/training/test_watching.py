@@ -8,7 +8,7 @@ import pytest
 from gangs import ALONE, QUICK, train
 
 from pipeline_ops.artifacts.results import TENSORBOARD
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
 
@@ -41,7 +41,7 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
             "own_watchers:Meddler changes the end of the training, so it must run on all workers",
         ),
         ("clumsy", "own_watchers:clumsy raised KeyError in on_epoch_end: 'oh' "),
-        ("Thawer", "own_watchers:Thawer changes which weights learn. Use train.freeze_epochs"),
+        ("Thawer", "own_watchers:Thawer changes which weights learn. Use train.freeze or "),
         ("Hoarder", "own_watchers:Hoarder: there is a set in the attribute 'seen', which a check"),
         ("nothing", "has no function 'nothing'"),
     ],
@@ -51,6 +51,17 @@ def test_a_callback_that_can_not_be_is_named(make_job, host_pool, name, message)
         train(
             make_job("bad", **QUICK, **ALONE, train__callbacks=[f"own_watchers:{name}"]), host_pool
         )
+
+
+@pytest.mark.training
+def test_a_full_disk_in_a_callback_is_an_error_of_the_machine(make_job, host_pool):
+    job = make_job(
+        "full", **QUICK, **ALONE, train__callbacks=["own_watchers:Writer"], train__max_restarts=0
+    )
+    with pytest.raises(
+        MachineError, match="Writer raised OSError in on_epoch_end: .*No space left"
+    ):
+        train(job, host_pool)
 
 
 def test_all_workers_lines_are_in_one_log_and_the_first_failure_is_its_last(make_job, host_pool):

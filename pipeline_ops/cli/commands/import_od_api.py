@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import (
@@ -10,8 +11,8 @@ from pipeline_ops.cli.arguments import (
     add_command,
     add_output,
     load_text,
-    make_int_parser,
 )
+from pipeline_ops.config.pipeline import PIPELINE_PATTERN
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import write_atomically
 
@@ -26,10 +27,9 @@ def add_parser(commands: Commands) -> None:
     )
     add_output(parser, "FILE.yaml", "Config file to write. Default: print the config.")
     parser.add_argument(
-        "--num-examples",
-        metavar="N",
-        type=make_int_parser(1),
-        help="Number of training examples. Needed if the record files are not available here.",
+        "--name",
+        default="",
+        help="Name of the pipeline. Default: the name of the file to write or to convert.",
     )
 
 
@@ -45,11 +45,22 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"{output}: already exists. Choose another name, or remove the file.")
-    name = output.stem if output else ""
-    converted = convert(arguments.pipeline_config, arguments.num_examples, name)
-    text = converted.to_yaml()
-    problem = f"{arguments.pipeline_config}: cannot be converted. The resulting YAML is invalid"
-    load_text(text, f"{converted.sections['pipeline']}.yaml", problem)
+    name = arguments.name or (output.stem if output else "")
+    if output and name != output.stem:
+        raise ConfigError(
+            f"--name {name}: a pipeline has the name of its file, {output.stem}. Leave out --name."
+        )
+    if name and not re.fullmatch(PIPELINE_PATTERN, name):
+        raise ConfigError(
+            f"{name} cannot be the name of a pipeline, which has at most 63 lower-case letters, "
+            "digits, _ and -. Choose another --output or --name."
+        )
+    converted = convert(arguments.pipeline_config, name)
+    text, yaml_name = converted.to_yaml(), f"{converted.sections['pipeline']}.yaml"
+    try:
+        load_text(text, yaml_name, f"{arguments.pipeline_config}: has a value that we cannot take")
+    except ConfigError as error:  # without the lines of a YAML that is not written
+        raise ConfigError(re.sub(rf"{re.escape(yaml_name)}(:\d+)*: ", "", str(error))) from None
     if output is None:
         print(text, end="")
         return 0

@@ -110,7 +110,7 @@ def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
             f"{config.preprocess.shards} shards of each split, from {find_raw_folder(config)}"
         ),
         "train": (
-            f"{train.model}; {train.epochs} epochs of batch {train.batch_size} "
+            f"{train.model}; {train.length} of batch {train.batch_size} "
             f"on {train.workers} workers, {train.strategy}; "
             f"{train.optimizer.name}, learning rate {train.learning_rate:g}"
         ),

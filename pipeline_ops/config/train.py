@@ -464,11 +464,11 @@ class Train(TaskSection):
     global_batch_size: int | None = per_run_field(None, rank=3, ge=1, le=1_000_000)
     """Examples per optimizer step over all workers. Null is 64, unless `batch_size_per_replica` is
     given. It never follows the number of workers."""
-    batch_size_per_replica: int | None = per_run_field(None, ge=1, le=1_000_000)
+    batch_size_per_replica: int | None = Field(None, ge=1, le=1_000_000)
     """Examples per optimizer step of each replica, instead of `global_batch_size`. The global batch
     is this times `workers` times `devices_per_worker`, also while a gang has fewer or more workers
     than `workers`."""
-    scale_learning_rate: Literal["linear", "sqrt"] | None = per_run_field(None)
+    scale_learning_rate: Literal["linear", "sqrt"] | None = None
     """Multiplies the learning rate by the number of replicas or by its square root. For
     `batch_size_per_replica`, with a warm-up in `optimizer.schedule.warmup_steps`."""
     micro_batches: int = per_run_field(1, ge=1, le=1024, is_advanced=True)

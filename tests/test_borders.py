@@ -94,6 +94,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
         {"httpx", "jinja2", "packaging", "psutil", "rich", "yaml"},
     ),
+    "beam_jobs/download.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
     "pipeline_ops/examples": (
         up_to("system") | {"examples"},

@@ -95,20 +95,8 @@ def _open_metadata(listing: Listing) -> Iterator[Path]:
 
 
 def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -> Any:
-    name, _, version = source.builder.partition(":")
-    path, _, config = name.partition("/")
-    module, _, class_name = path.rpartition(".")
-    data_dir = str(folder.parent)
     try:
-        if module:
-            make_builder = getattr(importlib.import_module(module), class_name)
-            builder = make_builder(
-                data_dir=data_dir, config=config or None, version=version or None
-            )
-        else:
-            import tensorflow_datasets
-
-            builder = tensorflow_datasets.builder(source.builder, data_dir=data_dir, try_gcs=False)
+        builder = make_builder(source.builder, folder.parent)
         is_prepared = builder.is_prepared()
     except Exception as error:  # a builder is user code
         first_line = next(iter(str(error).splitlines()), "")
@@ -120,7 +108,7 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
     if not is_prepared:
         raise DataError(
             f"{source.builder} is not prepared in {listing.folder}. "
-            "Call download_and_prepare of the builder once. This job downloads nothing."
+            "Set preprocess.source.download: true, or call download_and_prepare of the builder."
         )
     if builder.info.file_format.value != "tfrecord":
         raise DataError(
@@ -128,6 +116,19 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
             "need tfrecord. Prepare the data set with file_format='tfrecord'."
         )
     return builder
+
+
+def make_builder(builder: str, data_dir: Path) -> Any:
+    """Makes the builder of this name or module path. Raises whatever its code raises."""
+    import tensorflow_datasets
+
+    name, _, version = builder.partition(":")
+    path, _, config = name.partition("/")
+    module, _, class_name = path.rpartition(".")
+    if not module:
+        return tensorflow_datasets.builder(builder, data_dir=str(data_dir), try_gcs=False)
+    make = getattr(importlib.import_module(module), class_name)
+    return make(data_dir=str(data_dir), config=config or None, version=version or None)
 
 
 def _find_containers(

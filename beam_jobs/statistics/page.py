@@ -107,6 +107,8 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"{files} of others in their split."
     else:
         yield True, "No two files are the same."
+    for warning in data.figures.warnings:
+        yield False, warning
     whole = data.statistics.merge_splits()
     measured = whole.features["brightness"].count if "brightness" in whole.features else 0
     if measured < total:

@@ -145,6 +145,8 @@ class DatasetFigures(BaseModel):
     generation: int = 1
     """The newest generation that has shards here."""
     removed: dict[str, list[int]] = {}
+    warnings: list[str] = []
+    """Sentences about splits or shards that are unbalanced by class beyond chance."""
 
 
 def to_grey(color: Sequence[int]) -> int:

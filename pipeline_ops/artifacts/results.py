@@ -116,6 +116,8 @@ class TrainingFigures(Figures):
     strategy_reason: str = ""
     """The reason for the choice of `auto`. Empty if the config names the strategy."""
     workers: int
+    batch: str = ""
+    """What `train.batch_size_per_replica` makes of the number of replicas. Empty without it."""
     steps: int
     restarts: int
     weights_digest: str

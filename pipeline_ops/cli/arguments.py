@@ -17,6 +17,7 @@ from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load
 from pipeline_ops.config.reading import locate_in_file, parse_value
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.source_download import download_source
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_folder
 from pipeline_ops.user_code.models import digest_user_code, validate_names
 
@@ -167,9 +168,10 @@ def load_text(text: str, name: str, problem: str) -> PipelineConfig:
 
 
 def read_source(config: PipelineConfig) -> SourceData:
-    """Reads the names and annotations of the raw data as the preprocess job does."""
+    """Downloads the raw data if asked, and reads names and annotations as the job does."""
     from beam_jobs.sources import read_source_data
 
+    download_source(config)
     preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
     listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
     return read_source_data(preprocess, listing, config.file)

@@ -29,7 +29,7 @@ from pydantic import Field, Tag, field_validator, model_validator
 
 from pipeline_ops.config.fields import Section, advanced_field, operational_field
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.open_store import validate_no_credentials
+from pipeline_ops.storage.open_store import is_remote, validate_no_credentials
 from pipeline_ops.storage.store_options import READ_SCHEMES
 
 
@@ -456,7 +456,7 @@ class TfdsPart(Section):
 
 
 class TfdsSource(AnnotatedSource):
-    """A data set that TensorFlow Datasets has prepared already. This source does not download."""
+    """A data set of TensorFlow Datasets, prepared already or by the first run."""
 
     type: Literal["tfds"]
     path: str = operational_field("~/tensorflow_datasets", is_path=True)
@@ -465,6 +465,18 @@ class TfdsSource(AnnotatedSource):
     """`name`, `name/config`, `name:1.0.0`, or the module path of a builder class,
     `my_package.my_set.MySet`."""
     parts: list[TfdsPart] = Field(min_length=1)
+    download: bool = operational_field(False)
+    """Has TensorFlow Datasets download and prepare the data set in `path`, on Airflow's host, if it
+    is not there yet."""
+
+    @model_validator(mode="after")
+    def _validate_download(self) -> Self:
+        if self.download and (is_remote(self.path) or self.has_interval):
+            raise ValueError(
+                f"download: true needs a folder of Airflow's host as path, got {self.path}. "
+                "Prepare the data set there once, and leave download out."
+            )
+        return self
 
     @property
     def folder(self) -> str:

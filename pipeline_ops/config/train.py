@@ -6,6 +6,7 @@ reason. They are checked before a process starts.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, get_args
 
@@ -426,6 +427,9 @@ class BestCheckpoint(Section):
 
 _SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
 _LAYERS = ("device_placement", "dtensor")
+_UNDIVIDED = ("parameter_server", *_LAYERS)
+"""Strategies whose steps compute a batch as a whole, not in parts by replica."""
+_BATCH_SIZE = 64
 _REQUIRED_KEYS = {
     "placement": "device_placement",
     "sharding": "dtensor",
@@ -478,8 +482,16 @@ class Train(TaskSection):
     tpu: str | None = operational_field(None, min_length=1, is_advanced=True)
     """The name or address of the TPU. Null is the one that the environment names. Only for
     `tpu`."""
-    global_batch_size: int = per_run_field(64, rank=3, ge=1, le=1_000_000)
-    """Examples per optimizer step over all workers. It never follows the number of workers."""
+    global_batch_size: int | None = per_run_field(None, rank=3, ge=1, le=1_000_000)
+    """Examples per optimizer step over all workers. Null is 64, unless `batch_size_per_replica` is
+    given. It never follows the number of workers."""
+    batch_size_per_replica: int | None = Field(None, ge=1, le=1_000_000)
+    """Examples per optimizer step of each replica, instead of `global_batch_size`. The global batch
+    is this times `workers` times `devices_per_worker`, also while a gang has fewer or more workers
+    than `workers`."""
+    scale_learning_rate: Literal["linear", "sqrt"] | None = None
+    """Multiplies the learning rate by the number of replicas or by its square root. For
+    `batch_size_per_replica`, with a warm-up in `optimizer.schedule.warmup_steps`."""
     micro_batches: int = per_run_field(1, ge=1, le=1024, is_advanced=True)
     """Number of parts into which each replica divides its share of a batch, one after the other, to
     save memory. The gradients are added up."""
@@ -560,7 +572,7 @@ class Train(TaskSection):
         """Returns the number of epochs of a training split, with the one that `steps` cuts off."""
         limits = [self.max_epochs] if self.max_epochs else []
         if self.steps:
-            limits.append((self.steps - 1) * self.global_batch_size // max(1, num_examples) + 1)
+            limits.append((self.steps - 1) * self.batch_size // max(1, num_examples) + 1)
         return min(limits)
 
     @property
@@ -628,6 +640,56 @@ class Train(TaskSection):
         return self.best_checkpoint.monitor or f"validation_{default}"
 
     @property
+    def replicas(self) -> int:
+        """The parts of a batch, in a gang of the size that `workers` asks for."""
+        is_divided = self.strategy not in _UNDIVIDED
+        return self.workers * self.devices_per_worker if is_divided else 1
+
+    @property
+    def batch_size(self) -> int:
+        """The examples per optimizer step over all workers."""
+        if self.batch_size_per_replica is not None:
+            return self.batch_size_per_replica * self.replicas
+        return _BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
+
+    @property
+    def batch_key(self) -> str:
+        """The key that determines `batch_size`."""
+        is_by_replica = self.batch_size_per_replica is not None
+        return "batch_size_per_replica" if is_by_replica else "global_batch_size"
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate before schedule and callbacks, for `batch_size`.
+
+        The linear rule is that of Goyal et al. (2017), the square root that of Krizhevsky (2014).
+        """
+        rate = self.optimizer.learning_rate
+        match self.scale_learning_rate:
+            case "linear":
+                return rate * self.replicas
+            case "sqrt":
+                return rate * math.sqrt(self.replicas)
+        return rate
+
+    @property
+    def batch_description(self) -> str:
+        """What `batch_size_per_replica` makes of the number of replicas. Empty without it."""
+        if self.batch_size_per_replica is None:
+            return ""
+        replicas, rule = self.replicas, self.scale_learning_rate
+        rate, changes = f"a learning rate of {self.learning_rate:g}", "the batch"
+        if rule:
+            factor = replicas if rule == "linear" else f"the square root of {replicas}"
+            rate += f" ({self.optimizer.learning_rate:g} x {factor})"
+            changes = "both"
+        return (
+            f"{replicas} replica{'s' * (replicas != 1)} x {self.batch_size_per_replica} = a global "
+            f"batch of {self.batch_size}, at {rate}. Another number of workers or "
+            f"devices_per_worker changes {changes}, and so the model"
+        )
+
+    @property
     def effective_min_workers(self) -> int:
         return self.min_workers or self.workers
 
@@ -692,19 +754,20 @@ class Train(TaskSection):
             raise ValueError(f"strategy {self.strategy} has no use for tpu ({self.tpu})")
 
     def _validate_batch(self) -> None:
-        is_divided = self.strategy not in ("parameter_server", *_LAYERS)
+        self._validate_replica_batch()
+        is_divided = self.strategy not in _UNDIVIDED
         replicas = self.effective_max_workers * self.devices_per_worker if is_divided else 1
         parts = replicas * self.micro_batches
-        if self.global_batch_size < parts:
+        if self.batch_size < parts:
             raise ValueError(
                 "global_batch_size must be at least workers x devices_per_worker x micro_batches "
-                f"({parts}), got {self.global_batch_size}"
+                f"({parts}), got {self.batch_size}"
             )
-        if self.strategy == "tpu" and self.global_batch_size % parts:
+        if self.strategy == "tpu" and self.batch_size % parts:
             raise ValueError(
                 f"global_batch_size must be a multiple of devices_per_worker x micro_batches "
                 f"({parts}) for tpu, whose shapes are fixed when a step is compiled, "
-                f"got {self.global_batch_size}"
+                f"got {self.batch_size}"
             )
         if self.strategy == "dtensor" and self.micro_batches > 1:
             raise ValueError(
@@ -715,12 +778,37 @@ class Train(TaskSection):
             return
         for workers in range(self.effective_min_workers, self.effective_max_workers + 1):
             parts = workers * self.devices_per_worker * self.micro_batches
-            if self.global_batch_size % parts:
+            if self.batch_size % parts:
                 raise ValueError(
                     f"xla: {self.xla} needs micro_batches of one size, and global_batch_size "
-                    f"{self.global_batch_size} is no multiple of workers x devices_per_worker x "
+                    f"{self.batch_size} is no multiple of workers x devices_per_worker x "
                     f"micro_batches ({parts})"
                 )
+
+    def _validate_replica_batch(self) -> None:
+        if self.batch_size_per_replica is None:
+            if self.scale_learning_rate:
+                raise ValueError(
+                    f"scale_learning_rate: {self.scale_learning_rate} needs "
+                    "batch_size_per_replica. A global_batch_size, and so its learning rate, does "
+                    "not follow the replicas."
+                )
+            return
+        if self.global_batch_size is not None:
+            raise ValueError(
+                "exactly one of global_batch_size and batch_size_per_replica may be given, "
+                f"got {self.global_batch_size} and {self.batch_size_per_replica}"
+            )
+        if self.strategy in _UNDIVIDED:
+            raise ValueError(
+                f"strategy {self.strategy} does not divide a batch between replicas, so it has no "
+                "batch_size_per_replica. Use global_batch_size."
+            )
+        if self.strategy == "auto" and self.workers == 1:
+            raise ValueError(
+                "batch_size_per_replica: with one worker, auto takes as many replicas as its host "
+                "has GPUs, which is not known before. Use mirrored with devices_per_worker."
+            )
 
     def _validate_model(self) -> None:
         entry = find_model(self.model)

@@ -268,6 +268,7 @@ def summarize_training(
         state
         | {
             "workers": workers,
+            "batch": config.batch_description,
             "steps": state["step"],
             "restarts": restarts,
             "weights_digest": digests[0],

@@ -30,6 +30,7 @@ from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.places.place import Place
 from pipeline_ops.jobs.request import Status
+from pipeline_ops.jobs.source_download import download_source
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.job_start import ProgressLog, prepare_job, start_job
@@ -267,12 +268,13 @@ class PreprocessOperator(JobOperator):
     ui_color = "#2f6f9f"
 
     def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
-        """Stops a run that cannot train before it preprocesses."""
+        """Stops a run that cannot train before it preprocesses. Downloads the data of a source."""
         config = run.config
         validate_model_for_data(config)
         if config.root.is_local:
             config.root.local.mkdir(parents=True, exist_ok=True)
         check_warm_start(config)
+        download_source(config)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job. The training is checked by the job, or here if the artifact is cached."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.config.sources import TfdsSource
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.local import list_raw_files, list_stats, matches_any
@@ -90,6 +91,8 @@ def validate_folder(config: PipelineConfig) -> None:
     folder, source = find_raw_folder(config), config.preprocess.source
     if not isinstance(folder, Path) or source.has_interval:
         return
+    if isinstance(source, TfdsSource) and source.download:
+        return  # the first task fetches it
     remedy = f"correct preprocess.source.path in {config.file}."
     if not folder.is_dir():
         raise DataError(f"{folder}: {_explain_missing_folder(folder)}", f"C{remedy[1:]}")

@@ -52,20 +52,20 @@ class InputPipeline:
         num_bytes = sum(each.num_bytes for each in list_shards(dataset.manifest, "validation"))
         for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
         self._split = open_split(dataset, "train", limit - for_validation)
-        if self._split.num_examples < config.global_batch_size:
+        if self._split.num_examples < config.batch_size:
             raise DataError(
                 f"the train split of {dataset.uri} has {self._split.num_examples} examples, fewer "
-                f"than one global_batch_size ({config.global_batch_size}). Lower "
-                "train.global_batch_size or add data."
+                f"than one global batch ({config.batch_size}). Lower "
+                f"train.{config.batch_key} or add data."
             )
         if threshold := config.input.repeat_threshold:
             self._split = repeat_rare_classes(
                 self._split, task.parse, task.list_classes, threshold, self._cache
             )
         self._parse = task.parse
-        self._slice = slice_batch(*shard, config.global_batch_size)
+        self._slice = slice_batch(*shard, config.batch_size)
         self.num_epochs = config.count_epochs(self._split.num_examples)
-        end = self._split.compute_epoch_end_step(self.num_epochs - 1, config.global_batch_size)
+        end = self._split.compute_epoch_end_step(self.num_epochs - 1, config.batch_size)
         self.total_steps = min(end, config.steps or end)
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(
@@ -89,7 +89,7 @@ class InputPipeline:
             build_training_dataset(
                 self._split,
                 self._source,
-                self._config.global_batch_size,
+                self._config.batch_size,
                 self._slice,
                 self._config.seed,
                 step,
@@ -102,7 +102,7 @@ class InputPipeline:
         """Returns the examples of one step's global batch, as they lie in the shards."""
         return read_step_examples(
             self._split,
-            self._config.global_batch_size,
+            self._config.batch_size,
             self._config.seed,
             step,
             open_encoded_source(self._split, self._parse, self._cache, self._order),
@@ -112,5 +112,5 @@ class InputPipeline:
 
     def compute_epoch_end(self, epoch: int) -> int:
         """Returns the step before which the last example of an epoch, or of all, has been used."""
-        end = self._split.compute_epoch_end_step(epoch, self._config.global_batch_size)
+        end = self._split.compute_epoch_end_step(epoch, self._config.batch_size)
         return min(end, self.total_steps)

@@ -374,7 +374,7 @@ class SynchronousLoop(Loop):
         sums = tf.nest.pack_sequence_as(own, sums)
         if not self._task.counts_examples:
             # They were divided by the global batch.
-            scale = self._config.global_batch_size / tf.maximum(sums.batch.count, 1.0)
+            scale = self._config.batch_size / tf.maximum(sums.batch.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums
@@ -390,7 +390,7 @@ class SynchronousLoop(Loop):
             sums = self._task.compute_batch_sums(
                 self.model(cast_to_float(features), training=True), labels, training=True
             )
-            loss = sums.loss / self._config.global_batch_size
+            loss = sums.loss / self._config.batch_size
             # Regularizers are the same for every replica and every micro-batch.
             if self.model.losses:
                 loss += tf.add_n(self.model.losses) / (

@@ -105,7 +105,7 @@ class ShardedLoop(Loop):
             )
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
             # Regularizers are the same for every micro-batch.
-            loss = sums.loss / self._config.global_batch_size
+            loss = sums.loss / self._config.batch_size
             loss += sum(losses) / self._config.micro_batches
         other_values = self._generators.drop_states(other_values)
         for shards, value in zip(self._other_variables, other_values, strict=True):

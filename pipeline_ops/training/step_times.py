@@ -46,7 +46,7 @@ def measure(request: ModelCheckRequest) -> StepTimes:
     loop = make_loop(
         config, chosen, task, lambda: build_model(config, shape, num_classes, folder, True)
     )
-    batches = iter(_make_batches(request, config.global_batch_size).repeat())
+    batches = iter(_make_batches(request, config.batch_size).repeat())
     loop.train(batches, 0, [1e-6])
     start = time.perf_counter() - started
     begun, steps = time.perf_counter(), 0

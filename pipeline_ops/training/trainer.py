@@ -301,7 +301,7 @@ class Trainer:
 
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
         step, total = self.state.step, self.input.total_steps
-        rates = {"examples_per_second": self.config.global_batch_size}
+        rates = {"examples_per_second": self.config.batch_size}
         self.progress.report("train", step, total, "steps", metrics, per_unit=rates, epoch=epoch)
 
 

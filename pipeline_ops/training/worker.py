@@ -359,7 +359,7 @@ def initialize_training(
     config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
 ) -> TrainingState:
     """Returns the state of a new training, whose initial weights the request may name."""
-    state = TrainingState(learning_rate=config.optimizer.learning_rate)
+    state = TrainingState(learning_rate=config.learning_rate)
     if WARM_START in request.inputs:
         uri = fetch_weights(request.inputs[WARM_START])
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)

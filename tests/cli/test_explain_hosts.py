@@ -32,6 +32,26 @@ def test_the_plan_says_where_each_task_runs(plan):
     assert "runs on" not in plan()
 
 
+def test_the_plan_says_what_the_number_of_replicas_makes_of_batch_and_rate(plan, command):
+    by_replica = (
+        "--set",
+        "train.global_batch_size=null",
+        "--set",
+        "train.scale_learning_rate=sqrt",
+    )
+    by_replica += (
+        "--set",
+        "train.batch_size_per_replica=16",
+        "--set",
+        "train.devices_per_worker=2",
+    )
+    sentence = (
+        "4 replicas x 16 = a global batch of 64, at a learning rate of 0.002 (0.001 x the square"
+    )
+    assert plan(*by_replica).splitlines()[-1].startswith(sentence)
+    assert "replica" not in plan()
+
+
 def test_on_this_machine_ports_are_found_when_a_gang_starts_that_needs_them(plan):
     assert "127.0.0.1:(a free one)" in plan()
     alone = ("--set", "train.strategy=one_device", "--set", "train.workers=1")

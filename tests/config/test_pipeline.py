@@ -77,7 +77,7 @@ def test_the_workers_of_an_engine_see_the_raw_data_and_the_storage_root(load):
 
 def test_what_is_left_out_has_a_default(load):
     config = load()
-    assert (config.train.workers, config.train.global_batch_size) == (1, 64)
+    assert (config.train.workers, config.train.batch_size) == (1, 64)
     assert (config.preprocess.shards, config.preprocess.duplicates) == (8, "remove_exact")
     assert config.schedule.cron is None
 

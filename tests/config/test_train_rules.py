@@ -75,6 +75,16 @@ workers: 2, micro_batches: 4, global_batch_size: 6
     global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
 strategy: tpu, devices_per_worker: 8, global_batch_size: 60
     must be a multiple of devices_per_worker x micro_batches (8) for tpu
+workers: 2, micro_batches: 4, batch_size_per_replica: 3
+    global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
+global_batch_size: 64, batch_size_per_replica: 32
+    exactly one of global_batch_size and batch_size_per_replica may be given, got 64 and 32
+scale_learning_rate: sqrt, global_batch_size: 64
+    scale_learning_rate: sqrt needs batch_size_per_replica
+$SERVER, batch_size_per_replica: 8
+    strategy parameter_server does not divide a batch between replicas
+strategy: auto, batch_size_per_replica: 8
+    auto takes as many replicas as its host has GPUs
 synchronized_batch_normalization: true
     the model digits_cnn has no batch normalisation
 model: 'a:b', $SERVER, synchronized_batch_normalization: true
@@ -148,6 +158,8 @@ best_checkpoint: {monitor: validation_macro_recall}
 early_stopping: {monitor: validation_top_3_accuracy}
 model: retinanet, best_checkpoint: {monitor: validation_mar_10}
 workers: 3, global_batch_size: 64
+strategy: auto, workers: 2, batch_size_per_replica: 1, scale_learning_rate: linear
+strategy: tpu, devices_per_worker: 8, batch_size_per_replica: 3
 freeze_epochs: 2, epochs: 3, warm_start: champion
 freeze: {'*conv1*': 2, '*bn*': null}, epochs: 3
 input: {augment: {flip_top_bottom: true, scale: {max: 1.5}, saturation: 0.2}}
@@ -183,3 +195,41 @@ def test_the_best_epoch_of_a_classifier_goes_by_accuracy_and_that_of_a_detector_
     options, monitor
 ):
     assert make_train(options).best_monitor == monitor
+
+
+@pytest.mark.parametrize(
+    "options, batch_size, rate, sentence",
+    [
+        ("optimizer: {learning_rate: 0.01}", 64, 0.01, ""),
+        (
+            "workers: 2, devices_per_worker: 2, batch_size_per_replica: 32, "
+            "scale_learning_rate: linear",
+            128,
+            0.004,
+            "4 replicas x 32 = a global batch of 128, at a learning rate of 0.004 (0.001 x 4). "
+            "Another number of workers or devices_per_worker changes both, and so the model",
+        ),
+        (
+            "workers: 4, min_workers: 1, max_workers: 8, batch_size_per_replica: 32, "
+            "scale_learning_rate: sqrt",
+            128,
+            0.002,
+            "4 replicas x 32 = a global batch of 128, at a learning rate of 0.002 "
+            "(0.001 x the square root of 4). "
+            "Another number of workers or devices_per_worker changes both, and so the model",
+        ),
+        (
+            "batch_size_per_replica: 32",
+            32,
+            0.001,
+            "1 replica x 32 = a global batch of 32, at a learning rate of 0.001. "
+            "Another number of workers or devices_per_worker changes the batch, and so the model",
+        ),
+    ],
+)
+def test_batch_and_learning_rate_follow_the_replicas_only_if_asked(
+    options, batch_size, rate, sentence
+):
+    train = make_train(options)
+    assert (train.batch_size, train.batch_description) == (batch_size, sentence)
+    assert train.learning_rate == pytest.approx(rate, rel=1e-12)

@@ -282,6 +282,14 @@ TOO_FEW = (
 NO_HARM = "This did no harm: the model has the weights of epoch 2, before the rise. "
 
 
+def test_warnings_of_the_data_set_and_the_batch_by_replica_are_in_the_report():
+    page = Page(
+        render(dataset={"warnings": ["A <b>split</b> is odd."]}, training={"batch": "2 x 32"})
+    )
+    assert "A <b>split</b> is odd." in page.text
+    assert "2 x 32." in page.text
+
+
 def describe_losses(train: tuple, validation: tuple, training: dict, dataset: dict) -> str:
     """Returns the sentences on a training with these losses by epoch."""
     figures = DatasetFigures(

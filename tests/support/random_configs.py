@@ -428,6 +428,17 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "train.epochs": [{"train.epochs": epochs} for epochs in (1, 3, 12)],
     "train.steps": [{"train.steps": steps} for steps in (2, 9, 10**6)],
     "train.global_batch_size": [{"train.global_batch_size": size} for size in (1, 7, 16, 64, 1000)],
+    "train.batch_size_per_replica": [
+        {"train.global_batch_size": None, "train.batch_size_per_replica": size} for size in (5, 16)
+    ],
+    "train.scale_learning_rate": [
+        {
+            "train.global_batch_size": None,
+            "train.batch_size_per_replica": 8,
+            "train.scale_learning_rate": rule,
+        }
+        for rule in ("linear", "sqrt")
+    ],
     "train.micro_batches": [{"train.micro_batches": parts} for parts in (2, 5)],
     "train.steps_per_call": [{"train.steps_per_call": steps} for steps in (1, 7, 10_000)],
     "train.seed": [{"train.seed": seed} for seed in (0, 2**31, 2**32 - 1)],

@@ -8,6 +8,7 @@ order of additions differs, the weights may differ by 1e-6. Other rows give thei
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -16,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gangs import run_gang
+from launch.running import make_agent_spec
 
 from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
+from pipeline_ops.launch.host_pool import HostPool
+from pipeline_ops.launch.launchers import LocalLauncher
 from pipeline_ops.training.checkpoints import read_arrays
 
 STEPS = 20
@@ -164,7 +168,31 @@ ROWS |= {
     if row.changed.items() >= GANG.items()
 }
 
+BY_REPLICA = {"global_batch_size": None, "batch_size_per_replica": 8}
+LINEAR, SQRT = ({"scale_learning_rate": rule} for rule in ("linear", "sqrt"))
+WARM = SGD | {"learning_rate": 0.01, "schedule": {"type": "constant", "warmup_steps": 5}}
+
+
+def by_replica(replicas: int, factor: float, changed: dict[str, Any]) -> Row:
+    """A batch of 8 for each replica, beside the global batch and rate that it stands for."""
+    whole = {
+        "global_batch_size": 8 * replicas,
+        "optimizer": WARM | {"learning_rate": WARM["learning_rate"] * factor},
+    }
+    return Row({"optimizer": WARM} | BY_REPLICA | changed, whole)
+
+
+ROWS |= {
+    "a batch for one replica": by_replica(1, 1, LINEAR),
+    "a batch for each of two workers": by_replica(2, 2, GANG | LINEAR),
+    "a batch for each of two devices": by_replica(2, 2**0.5, MIRRORED | SQRT),
+    "a batch for each of four workers": by_replica(4, 4, GANG | {"workers": 4} | LINEAR),
+    "a batch for each of four replicas": by_replica(4, 2, GANG | {"devices_per_worker": 2} | SQRT),
+    "a batch for each replica at the rate of one": by_replica(2, 1, GANG),
+}
+
 OF_EACH_STRATEGY = {
+    "a batch for each of two workers",
     "gang of two",
     "two devices",
     "one worker and two parameter servers",
@@ -180,7 +208,7 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, host_pool):
     known: dict[str, list[np.ndarray]] = {}
     make = make_job_in(tmp_path_factory.mktemp("equality"), weighted_dataset)
 
-    def train(options: dict[str, Any]) -> list[np.ndarray]:
+    def train(options: dict[str, Any], pool: HostPool = host_pool) -> list[np.ndarray]:
         key = json.dumps(options, sort_keys=True)
         if key not in known:
             job = make(
@@ -188,7 +216,7 @@ def trained(weighted_dataset, make_job_in, tmp_path_factory, host_pool):
                 preprocess__balance="by_class",
                 **{f"train__{name}": value for name, value in options.items()},
             )
-            known[key] = trained_weights(job, host_pool)
+            known[key] = trained_weights(job, pool)
         return known[key]
 
     return train
@@ -198,9 +226,10 @@ def trained_weights(job, host_pool) -> list[np.ndarray]:
     shutil.rmtree(job.work, ignore_errors=True)  # operational options share a work folder
     gang = run_gang(job, host_pool, steps_limit=STEPS)
     assert gang.restarts == 0
+    workers = gang.config.effective_min_workers  # a gang takes as many as the pool has
     digests = {
         (job.work / format_worker_digest_name(w)).read_text()
-        for w in range(1 if gang.config.parameter_servers else gang.config.workers)
+        for w in range(1 if gang.config.parameter_servers else workers)
     }
     assert len(digests) == 1, "the workers of one gang ended with different weights"
     return read_arrays(job.work / TRAINED)
@@ -249,6 +278,16 @@ def test_the_weights_are_those_of_one_device(trained, row, record_property):
 def test_what_must_change_the_weights_does(trained, options):
     """Shows that the comparison above can fail, and that every option has an effect."""
     assert distance(trained(ALONE), trained(ALONE | options)) > 1e-3
+
+
+@pytest.mark.training
+def test_a_gang_with_fewer_workers_keeps_the_batch_and_the_rate(trained, host_pool, tmp_path):
+    """`host_pool` is there for the modules that its processes find."""
+    row = by_replica(4, 4, GANG | {"workers": 4, "min_workers": 2} | LINEAR)
+    spec = make_agent_spec(tmp_path, silence_timeout_seconds=15)
+    with contextlib.closing(HostPool(LocalLauncher(workers=2), spec)) as half:
+        shrunk = trained(ALONE | row.options | row.changed, half)
+    assert distance(trained(ALONE | row.options), shrunk) <= SAME
 
 
 @pytest.mark.training

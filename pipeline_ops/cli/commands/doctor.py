@@ -32,6 +32,7 @@ from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.places.open_place import make_place
 from pipeline_ops.jobs.places.ssh import SshPlace, build_ssh_command
 from pipeline_ops.jobs.remote_host import HostRequest, HostResponse
+from pipeline_ops.jobs.source_download import is_to_be_downloaded
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
@@ -180,6 +181,8 @@ def _check_store(config: PipelineConfig) -> Iterator[Finding]:
 
 def _check_raw_data(config: PipelineConfig) -> Iterator[Finding]:
     folder, source = find_raw_folder(config), config.preprocess.source
+    if is_to_be_downloaded(config):
+        return
     validate_folder(config)
     if not (source.has_interval or read_folder_state(folder, source.file_patterns)[1]):
         yield Finding(

@@ -27,6 +27,7 @@ from pipeline_ops.cli.arguments import (
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
+from pipeline_ops.jobs.source_download import is_to_be_downloaded
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
@@ -76,6 +77,8 @@ def explain(arguments: argparse.Namespace) -> int:
         return 0
     for task, action, reason in _forecast_run(config):
         print(f"{task:<11}{action:<8}{reason}")
+        if task == "train" and config.train.batch_description:
+            print(f"{'':<19}{config.train.batch_description}")
     return 0
 
 
@@ -160,6 +163,8 @@ def _forecast_job(
         failed = "; ".join(rule.text for rule in evaluation.rules if not rule.passed)
         if failed and not evaluation.gate_passed:
             return Forecast(job, "skipped", f"the gate did not pass: {failed}")
+    if job == "preprocess" and is_to_be_downloaded(config):
+        return Forecast(job, "runs", "downloads the data set of preprocess.source first")
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)
@@ -190,7 +195,7 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
         first = hosts.ports[0] if hosts and hosts.ports else 0
         ports = (itertools.count(first) if first else itertools.repeat(0) for _ in gang)
         plan = plan.with_ports(dict(zip((host.name for host in gang), ports, strict=True)))
-    yield str(plan)
+    yield "\n".join(filter(None, [str(plan), config.train.batch_description]))
     name, folder = f"trainyard-{config.pipeline}", attempt.folder
     if isinstance(hosts, SlurmHosts):
         log = folder / "slurm.log"

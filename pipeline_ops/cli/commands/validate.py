@@ -110,9 +110,9 @@ def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
             f"{config.preprocess.shards} shards of each split, from {find_raw_folder(config)}"
         ),
         "train": (
-            f"{train.model}; {train.length} of batch {train.global_batch_size} "
+            f"{train.model}; {train.length} of batch {train.batch_size} "
             f"on {train.workers} workers, {train.strategy}; "
-            f"{train.optimizer.name}, learning rate {train.optimizer.learning_rate:g}"
+            f"{train.optimizer.name}, learning rate {train.learning_rate:g}"
         ),
         **search_line,
         "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",

@@ -215,8 +215,8 @@ def test_a_data_set_that_is_not_prepared_is_told_and_nothing_is_downloaded(read,
     with pytest.raises(
         DataError,
         match=(
-            "mnist is not prepared in .*\\. Call download_and_prepare of the builder once. "
-            "This job downloads nothing"
+            "mnist is not prepared in .*\\. Set preprocess.source.download: true, or call "
+            "download_and_prepare of the builder"
         ),
     ):
         read("mnist", "train", path=tmp_path)

@@ -1,0 +1,136 @@
+"""`trainyard tensorboard`: TensorBoard over the trainings of pipelines.
+
+It reads a folder of links, one for each training, which is updated while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.manifest import NAME, Input
+from pipeline_ops.artifacts.results import TENSORBOARD
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_configs,
+    list_config_files,
+    make_int_parser,
+)
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.local_inputs import fetch_input
+from pipeline_ops.system.host import die_with_parent
+
+_EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{1,10})\..*")
+_SHOWN_DIGITS = 8
+_UPDATE_SECONDS = 5.0
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, tensorboard)
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="Address to listen on. Default: 127.0.0.1. TensorBoard asks nobody for a password.",
+    )
+    parser.add_argument(
+        "--port",
+        metavar="PORT",
+        type=make_int_parser(0, 65535),
+        default=6006,
+        help="Port to listen on. Default: 6006. 0 selects a free port.",
+    )
+    add_configs(parser, default=CODE_ROOT / "configs")
+
+
+def tensorboard(arguments: argparse.Namespace) -> int:
+    """Open TensorBoard over the trainings of pipelines, until Ctrl-C.
+
+    A training is named by its pipeline, the time in UTC when it began, and its
+    fingerprint. New ones appear by themselves. A training that still runs is shown
+    if the storage root is a folder. From a bucket, finished ones are copied.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "TensorBoard is not installed. Install the extra `train`, or the package tensorboard."
+        )
+    configs = [load_config(file) for file in list_config_files(arguments.configs)]
+    with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:
+        links = Path(name)
+        if not update_links(links, configs):
+            roots = sorted({str(config.root) for config in configs})
+            print(f"No training yet below {', '.join(roots)}.", file=sys.stderr)
+        address = ["--host", arguments.host, "--port", str(arguments.port)]
+        command = [sys.executable, "-m", "tensorboard.main", "--logdir", name, *address]
+        with subprocess.Popen(command, preexec_fn=die_with_parent) as process:
+            try:
+                while (status := _wait(process)) is None:
+                    try:
+                        update_links(links, configs)
+                    except MachineError as error:  # the next time may succeed
+                        print(error, file=sys.stderr)
+            finally:
+                process.terminate()
+    if status:
+        raise MachineError(f"TensorBoard ended with {status}. Its message is above.")
+    return 0
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_UPDATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
+    """Makes a link to the event files of each training, and removes those that lead nowhere.
+
+    Returns the number of trainings.
+    """
+    for config in configs:
+        folder = links / config.pipeline
+        folder.mkdir(exist_ok=True)
+        known = {link.name.rpartition(" ")[2] for link in folder.iterdir()}
+        for fingerprint, events in _find_events(Layout(config.root, config.pipeline), known):
+            times = [_EVENTS.fullmatch(file.name) for file in events.glob("events.out.tfevents.*")]
+            seconds = [int(match[1]) for match in times if match]
+            if not seconds:
+                continue  # it has not begun
+            began = dt.datetime.fromtimestamp(min(seconds), dt.UTC)
+            new = links / ".new"
+            new.symlink_to(events)
+            new.replace(folder / f"{began:%Y-%m-%d %H:%M} {fingerprint}")
+    found = list(links.glob("*/*"))
+    gone = [link for link in found if not link.exists()]
+    for link in gone:
+        link.unlink()
+    return len(found) - len(gone)
+
+
+def _find_events(layout: Layout, known: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the short fingerprint of each training and the folder of its event files.
+
+    The same training comes again when it is finished. Of a bucket, those that are not `known` are
+    fetched into this host's cache.
+    """
+    folder = layout.artifacts("train")
+    if folder.is_local:
+        for work in folder.local.glob(".*.work"):
+            yield work.name[1 : 1 + _SHOWN_DIGITS], work / TENSORBOARD
+    for entry in folder.find_in_folders(NAME):
+        fingerprint = entry.name[:_SHOWN_DIGITS]
+        if folder.is_local or fingerprint not in known:
+            manifest = Input(uri=str(folder / entry.name), digest="")
+            fetched = fetch_input(manifest, lambda path: path.startswith(f"{TENSORBOARD}/"))
+            yield fingerprint, Path(fetched.uri).parent / TENSORBOARD

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources.abc
-import shutil
 import sys
 from pathlib import Path
 
 from beam_jobs.sources.tfds import make_builder
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
+from pipeline_ops.storage.local_files import remove_own_folder
 from pipeline_ops.system.locks import exclusive_lock
 
 _WAIT_SECONDS = 6 * 3600.0
@@ -44,7 +44,7 @@ def prepare(builder: str, folder: Path) -> None:
         ):
             if make_builder(builder, data_dir).is_prepared():
                 return
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_own_folder(staging)
             made = make_builder(builder, staging)
             made.download_and_prepare(
                 file_format="tfrecord",
@@ -76,7 +76,7 @@ def _publish(staging: Path, version: Path, data_dir: Path) -> None:
     if default_config and not (moved := data_dir / default_config.relative_to(staging)).exists():
         default_config.rename(moved)
     version.rename(target)
-    shutil.rmtree(staging, ignore_errors=True)
+    remove_own_folder(staging)
 
 
 if __name__ == "__main__":

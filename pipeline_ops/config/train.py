@@ -116,7 +116,7 @@ class AugmentOptions(Section):
     """Mirrors every second image."""
     flip_top_bottom: bool = per_run_field(False)
     """Turns every second image upside down."""
-    shift: float = per_run_field(0.0, ge=0, le=0.5, is_advanced=True)
+    shift: float = per_run_field(0.0, ge=0, le=0.5)
     """Moves an image by up to this fraction of its height and width. A mosaic's parts lie at random
     places anyway."""
     scale: Scale | None = None
@@ -317,7 +317,7 @@ class Optimizer(Section):
     """The momentum. Only for sgd and rmsprop."""
     rho: float = per_run_field(0.9, ge=0, lt=1, is_advanced=True)
     """The decay of the mean of squared gradients. Only for rmsprop."""
-    nesterov: bool = per_run_field(False, is_advanced=True)
+    nesterov: bool = advanced_field(False)
     """Nesterov's form of the momentum. Only for sgd."""
     epsilon: float = per_run_field(1e-7, gt=0, le=10, is_advanced=True)
     """Added to the root of the mean of squared gradients, or with rmsprop to the mean below the

@@ -47,7 +47,7 @@ class PlacedJob:
         self.manifest = folder / "manifest.json"
         versions = {"image": planned} if planned else {}
         self.request = Request(
-            job="evaluate",
+            job="export",
             pipeline="digits",
             run_id="run",
             config_file="digits.yaml",

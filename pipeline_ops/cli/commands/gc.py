@@ -74,8 +74,9 @@ def gc(arguments: argparse.Namespace) -> int:
             print(f"{config.pipeline}: {config.root}\n  nothing is removed, because {error}")
         else:
             print(format_report(config, report, arguments.dry_run))
-    for config in {config.train.input: config for config in configs}.values():
-        removed = remove_host_leftovers(config.train.input, arguments.dry_run)
+    inputs = {each.train.input.model_dump_json(): each.train.input for each in configs}
+    for options_of_host in inputs.values():
+        removed = remove_host_leftovers(options_of_host, arguments.dry_run)
         for line in _format_totals("would remove" if arguments.dry_run else "removed", removed):
             print(line)
     return failed.exit_code if failed else ExitCode.SUCCESS

@@ -32,6 +32,7 @@ from pipeline_ops.models.detection import Head
 from pipeline_ops.user_code import modules
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_METHODS_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
     "def loss(labels, logits): return "
@@ -73,10 +74,22 @@ def build_model(
     if not getattr(model, "built", False):
         raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
     if is_own:
+        _refuse_methods_of_fit(model, config.model)
         return_logits(model, config.model, image_shape, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
     return model
+
+
+def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
+    """Raises ConfigError if a class has its own part of `fit`, which the training replaces."""
+    for method in _METHODS_OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise ConfigError(
+                f"train.model: {name}: {type(model).__name__}.{method} would never be called, "
+                "because the training has a loop of its own. Use train.loss, train.metrics and "
+                "train.callbacks, or add_loss in call."
+            )
 
 
 def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:

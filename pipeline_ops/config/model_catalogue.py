@@ -125,9 +125,12 @@ def check_model(name: str) -> str:
 
 def check_function(path: str) -> str:
     """Returns the path of a function of the user's own. Raises ValueError if it is not one."""
-    if not _USER_FUNCTION.fullmatch(path):
+    if not _USER_FUNCTION.fullmatch(path) or path.startswith(("tf.", "tensorflow.keras.")):
+        dotted = path.removeprefix("tf.").removeprefix("tensorflow.").replace(":", ".")
+        module, _, name = dotted.rpartition(".")
+        hint = f". Write {module}:{name}" if _USER_FUNCTION.fullmatch(f"{module}:{name}") else ""
         raise ValueError(
-            f"a function of your own is named as my_package.my_module:function, got {path!r}"
+            f"a function of your own is named as my_package.my_module:function, got {path!r}{hint}"
         )
     return path
 

@@ -378,6 +378,11 @@ def load_callbacks(
     if isinstance(loaded, Callback):
         if arguments:
             raise ConfigError(f"{where} is an object, which takes no arguments. Name its class.")
+    elif loaded in (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler):
+        raise ConfigError(
+            f"{where} takes functions, which a YAML does not have. Name a function of your own "
+            "that returns it: my_callbacks:make_it"
+        )
     elif callable(loaded):
         try:
             loaded = loaded(**arguments)
@@ -422,7 +427,8 @@ def _validate(callback: Callback, where: str, config: Train) -> None:
         if callback.monitor not in names:
             raise ConfigError(
                 f"{where} monitors {callback.monitor!r}, which is not among the logs: "
-                f"{', '.join(names)}."
+                f"{', '.join(names)}. A figure of the gate is computed if "
+                "train.best_checkpoint.monitor names it: validation_macro_recall"
             )
         if callback.mode == "auto":  # which Keras derives from compiled metrics
             callback.mode = "min" if is_lower_better(callback.monitor) else "max"

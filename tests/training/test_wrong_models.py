@@ -88,8 +88,45 @@ def test_a_loss_that_is_no_function_of_labels_and_logits_is_refused_with_the_cur
 
 
 @pytest.mark.parametrize(
+    "path, hint",
+    [
+        ("keras.callbacks.CSVLogger", "Write keras.callbacks:CSVLogger"),
+        ("tf.keras.callbacks:CSVLogger", "Write keras.callbacks:CSVLogger"),
+        ("tf.keras.callbacks.CSVLogger", "Write keras.callbacks:CSVLogger"),
+    ],
+)
+def test_a_callback_in_the_spelling_of_python_gets_that_of_a_config(path, hint):
+    for entry in (path, {path: {"filename": "log.csv"}}):
+        with pytest.raises(ValueError, match=hint):
+            Train(model="digits_cnn", callbacks=[entry])
+
+
+@pytest.mark.parametrize("method", ["train_step", "test_step", "compute_loss", "compute_metrics"])
+def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, method):
+    import keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    class Own(keras.Sequential):
+        pass
+
+    setattr(Own, method, lambda self, *arguments: None)
+    make = lambda shape, classes: Own([keras.Input(shape), keras.layers.Flatten()])  # noqa: E731
+    monkeypatch.setattr(nets, "with_own_step", make, raising=False)
+    config = Train(model="acme_vision.nets:with_own_step")
+    with pytest.raises(ConfigError, match=rf"Own\.{method} would never be called"):
+        build_model(config, SHAPE, 3, NOWHERE, for_training=True)
+
+
+@pytest.mark.parametrize(
     "path, arguments, message",
     [
+        (
+            "keras.callbacks:LearningRateScheduler",
+            {"schedule": "my_module:f"},
+            "takes functions, which a YAML does not have. Name a function of your own",
+        ),
         ("keras.callbacks:ProgbarLogger", {}, "Log and progress page show it. Leave it out."),
         ("keras.callbacks:SwapEMAWeights", {}, "Set train.optimizer.average_weights instead."),
         (

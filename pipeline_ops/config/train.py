@@ -771,8 +771,11 @@ class Train(TaskSection):
         replicas = self.effective_max_workers * self.devices_per_worker if is_divided else 1
         parts = replicas * self.micro_batches
         if self.batch_size < parts:
+            workers = "max_workers" if self.max_workers else "workers"
+            is_by_replica = self.batch_size_per_replica is not None
+            subject = "the global batch" if is_by_replica else "global_batch_size"
             raise ValueError(
-                "global_batch_size must be at least workers x devices_per_worker x micro_batches "
+                f"{subject} must be at least {workers} x devices_per_worker x micro_batches "
                 f"({parts}), got {self.batch_size}"
             )
         if self.strategy == "tpu" and self.batch_size % parts:

@@ -75,8 +75,8 @@ workers: 2, micro_batches: 4, global_batch_size: 6
     global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
 strategy: tpu, devices_per_worker: 8, global_batch_size: 60
     must be a multiple of devices_per_worker x micro_batches (8) for tpu
-workers: 2, micro_batches: 4, batch_size_per_replica: 3
-    global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
+workers: 2, max_workers: 4, micro_batches: 4, batch_size_per_replica: 3
+    the global batch must be at least max_workers x devices_per_worker x micro_batches (16), got 6
 global_batch_size: 64, batch_size_per_replica: 32
     exactly one of global_batch_size and batch_size_per_replica may be given, got 64 and 32
 scale_learning_rate: sqrt, global_batch_size: 64

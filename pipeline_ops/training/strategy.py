@@ -31,6 +31,7 @@ from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.training.checkpoints import Gather
 
 _MESSAGE_BYTES = 128
+_MAX_NAMES = 20
 _Value = TypeVar("_Value")
 
 
@@ -184,8 +185,10 @@ def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
 def require_matches(option: str, patterns: Iterable[str], kind: str, names: Sequence[str]) -> None:
     """Raises ConfigError if a pattern of an option matches none of the layers or weights."""
     if unused := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         raise ConfigError(
-            f"{option}: no {kind} matches {', '.join(unused)}. The {kind}s are {', '.join(names)}."
+            f"{option}: no {kind} matches {', '.join(unused)}. The {kind}s are "
+            f"{', '.join(names[:_MAX_NAMES])}{more}."
         )
 
 

@@ -18,6 +18,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands import models
 from pipeline_ops.cli.main import make_parser
+from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.examples.digits import write_digits
 
@@ -155,3 +156,8 @@ def test_the_callback_on_the_page_stops_a_training(tmp_path, monkeypatch):
     manifests = run_jobs(CONFIGS / "digits.yaml", tmp_path, "train", **used, **source)
     figures = read_manifest(manifests["train"]).figures
     assert figures["stopped_early"] and len(figures["history"]) < 10
+
+
+def test_the_page_of_models_names_the_whole_catalogue():
+    text = (CODE_ROOT / "docs" / "own-model.md").read_text()
+    assert [name for name in CATALOGUE if f"`{name}`" not in text] == []

@@ -686,7 +686,7 @@ class Train(TaskSection):
 
     @property
     def batch_description(self) -> str:
-        """What `batch_size_per_replica` makes of the number of replicas. Empty without it."""
+        """Describes batch and rate of `batch_size_per_replica` in words. Returns "" without it."""
         if self.batch_size_per_replica is None:
             return ""
         replicas, rule = self.replicas, self.scale_learning_rate
@@ -771,11 +771,11 @@ class Train(TaskSection):
         replicas = self.effective_max_workers * self.devices_per_worker if is_divided else 1
         parts = replicas * self.micro_batches
         if self.batch_size < parts:
-            workers = "max_workers" if self.max_workers else "workers"
+            key = "max_workers" if self.max_workers else "workers"
             is_by_replica = self.batch_size_per_replica is not None
             subject = "the global batch" if is_by_replica else "global_batch_size"
             raise ValueError(
-                f"{subject} must be at least {workers} x devices_per_worker x micro_batches "
+                f"{subject} must be at least {key} x devices_per_worker x micro_batches "
                 f"({parts}), got {self.batch_size}"
             )
         if self.strategy == "tpu" and self.batch_size % parts:

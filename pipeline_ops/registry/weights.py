@@ -41,7 +41,7 @@ _CURE = "Remove the folder of the bundle, and add the weights again."
 
 
 class BundleFigures(BaseModel):
-    """What is known about weights. `added` is the time in UTC.
+    """License, origin and classes of weights. `added` is the time in UTC.
 
     `classes` names the list of the classes of the head, "" if there is none or it is not known.
     """

@@ -121,7 +121,7 @@ def test_another_seed_is_another_order():
 
 
 def test_repeat_factors_are_those_of_the_paper():
-    """Of eight images, all hold class 0, two class 1, one class 2 and none class 3."""
+    """Eight images hold class 0, two of them class 1, one class 2 and none class 3."""
     from pipeline_ops.input.order import compute_repeat_factors
 
     examples = [0, 1, 2, 3, 4, 5, 6, 7, 1, 5, 5, 5]
@@ -205,7 +205,7 @@ def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(datase
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_parts_of_the_workers_are_balanced_by_class_to_within_chance(workers, window):
-    """Of a split that lies sorted by class in its shards. A worker's part is a slice of each batch,
+    """The split lies sorted by class in its shards. A worker's part is a slice of each batch,
     and batches follow the permutation. All classes of 20 epochs are looked at."""
     from beam_jobs.statistics.imbalance import find_imbalance
     from pipeline_ops.input.reading import make_order

@@ -29,7 +29,7 @@ def count(labels: np.ndarray, logits: np.ndarray, num_classes: int, figures, bat
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("num_classes", [2, 5, 40])
 def test_counts_of_batches_give_the_figures_of_the_evaluation(num_classes, ties):
-    """Of 40 classes, some have no example, and some no answer."""
+    """Some of 40 classes have no example, and some no answer."""
     generator = np.random.default_rng(num_classes)
     labels = generator.integers(0, num_classes, 60)
     logits = generator.normal(size=(60, num_classes)).astype(np.float32)

@@ -142,7 +142,7 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def read_content(file: Path) -> Any:
-    """What a callback has written, as numbers and texts."""
+    """Returns the numbers and texts that a callback has written."""
     match file.suffix:
         case ".csv":
             return [

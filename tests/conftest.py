@@ -195,9 +195,7 @@ def user_package():
     folder = str(Path(__file__).parent / "own")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        )
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         yield
 
 

@@ -27,7 +27,7 @@ DIGITS = "digits_builder.Digits"
 
 @pytest.fixture(autouse=True)
 def find_builder(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 @pytest.mark.airflow
-def test_a_run_downloads_the_digits_trains_by_replica_and_publishes_at_98_percent(tmp_path):
+def test_a_run_downloads_the_digits_trains_by_replica_and_publishes_at_98_percent(
+    tmp_path, monkeypatch
+):
     words = set_words(
         f"storage.root={tmp_path}/root",
         f"preprocess.source.path={tmp_path}/datasets",
@@ -37,14 +39,10 @@ def test_a_run_downloads_the_digits_trains_by_replica_and_publishes_at_98_percen
     )
     command = [sys.executable, "-m", "pipeline_ops.cli.main", "run", "--json", str(MNIST), *words]
     with answering_server(lambda *_: (200, pack_digits())) as address:
-        own = {
-            "TRAINYARD_HOME": str(tmp_path),
-            "DIGITS_URL": f"http://{address}/digits.npz",
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ["PYTHONPATH"]]),
-        }
-        done = subprocess.run(
-            command, env=os.environ | own, capture_output=True, text=True, timeout=400, check=False
-        )
+        monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+        monkeypatch.setenv("DIGITS_URL", f"http://{address}/digits.npz")
+        monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     tasks = json.loads(done.stdout.splitlines()[-1])["tasks"]
     assert tasks["export"]["state"] == "success"

@@ -26,7 +26,7 @@ def host_pool(user_package, tmp_path_factory):
     folder = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ["PYTHONPATH"]]))
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         own_folder = tmp_path_factory.mktemp("host")
         host_pool = HostPool(
             LocalLauncher(), make_agent_spec(own_folder, silence_timeout_seconds=15)

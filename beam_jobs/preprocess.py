@@ -22,11 +22,7 @@ from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import compute_mean_unit_size, explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages
-from beam_jobs.statistics.dataset import (
-    DatasetStatistics,
-    collect_statistics,
-    find_duplicates,
-)
+from beam_jobs.statistics.dataset import DatasetStatistics, collect_statistics, find_duplicates
 from beam_jobs.statistics.imbalance import compute_dispersion, describe_imbalances
 from beam_jobs.statistics.summary import (
     ShardSummary,

@@ -17,12 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pipeline_ops.airflow_connections import use_airflow_connections
-from pipeline_ops.airflow_internals import (
-    DagModel,
-    DagRun,
-    DagTag,
-    SerializedDagModel,
-)
+from pipeline_ops.airflow_internals import DagModel, DagRun, DagTag, SerializedDagModel
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.reading import ConfigFile, YamlCopy, find_yaml
@@ -140,10 +135,7 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     positions = {task_id: position for position, task_id in enumerate(order)}
     tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
     return PipelineRun(
-        load_run_config_or_author(config_file, run.conf),
-        run_id,
-        str(run.state),
-        tuple(tasks),
+        load_run_config_or_author(config_file, run.conf), run_id, str(run.state), tuple(tasks)
     )
 
 

@@ -154,9 +154,7 @@ def _quantity(pattern: str, least: str, rule: str) -> BeforeValidator:
 Cpu = Annotated[
     str,
     _quantity(
-        r"[0-9]+(\.[0-9]+)?|[0-9]+m",
-        "1m",
-        "a number of cores, at least 1m, such as 4, 0.5 or 500m",
+        r"[0-9]+(\.[0-9]+)?|[0-9]+m", "1m", "a number of cores, at least 1m, such as 4, 0.5 or 500m"
     ),
 ]
 Memory = Annotated[

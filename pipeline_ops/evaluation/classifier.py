@@ -35,11 +35,7 @@ from pipeline_ops.evaluation.metrics import (
     evaluate_model,
     find_in_top_k,
 )
-from pipeline_ops.evaluation.slices import (
-    compute_slice_values,
-    join_slice_values,
-    list_features,
-)
+from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values, list_features
 from pipeline_ops.input.saved_model_client import (
     EncodedBatch,
     SavedModelClient,
@@ -141,10 +137,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
 
 
 def compute_findings(
-    predictions: Predictions,
-    names: Sequence[str],
-    top_k: int,
-    measures: Sequence[dict[str, float]],
+    predictions: Predictions, names: Sequence[str], top_k: int, measures: Sequence[dict[str, float]]
 ) -> ClassifierFindings:
     """Computes all figures. `measures` are those of each model as it is served."""
     labels, models = predictions.labels, predictions.models

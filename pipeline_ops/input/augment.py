@@ -314,8 +314,7 @@ def _draw_crops(
     ratio_bd = low + (high - low) * ratio_bd
     smallest_bd = tf.sqrt(min_area * height * width / ratio_bd)
     largest_bd = tf.minimum(
-        tf.sqrt(max_area * height * width / ratio_bd),
-        tf.minimum(float(height), width / ratio_bd),
+        tf.sqrt(max_area * height * width / ratio_bd), tf.minimum(float(height), width / ratio_bd)
     )
     heights_bd = smallest_bd + (largest_bd - smallest_bd) * size_bd
     widths_bd = heights_bd * ratio_bd

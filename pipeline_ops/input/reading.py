@@ -45,12 +45,7 @@ from pipeline_ops.input.order import (
     WindowOrder,
     compute_repeat_factors,
 )
-from pipeline_ops.input.streaming import (
-    RecordReader,
-    RemoteShard,
-    RemoteSplit,
-    read_record_offsets,
-)
+from pipeline_ops.input.streaming import RecordReader, RemoteShard, RemoteSplit, read_record_offsets
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.storage.checksums import compute_digest

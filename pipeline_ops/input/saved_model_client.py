@@ -131,9 +131,7 @@ class ImageDetections:
 
 
 def read_true_boxes(
-    paths: Sequence[str],
-    removed: Sequence[Sequence[int]] = (),
-    other_features: Sequence[str] = (),
+    paths: Sequence[str], removed: Sequence[Sequence[int]] = (), other_features: Sequence[str] = ()
 ) -> Iterator[TrueBoxes]:
     """Yields every example of the shards, in their order.
 

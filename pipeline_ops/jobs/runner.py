@@ -48,11 +48,7 @@ from pipeline_ops.storage.local_files import (
     translate_write_errors,
 )
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.read_errors import (
-    has_disk_error_message,
-    summarize_error,
-    to_exit_code,
-)
+from pipeline_ops.storage.read_errors import has_disk_error_message, summarize_error, to_exit_code
 from pipeline_ops.storage.store_path import StorePath, read_usage
 from pipeline_ops.system.lease import Lease, hold_lease
 from pipeline_ops.system.temp_dirs import use_temporary_folder

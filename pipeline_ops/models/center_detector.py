@@ -117,10 +117,7 @@ class CenterHead(Head):
     max_boxes = None
 
     def compute_sums(
-        self,
-        outputs: dict[str, tf.Tensor],
-        labels: Boxes,
-        class_weights: tf.Tensor | float = 1.0,
+        self, outputs: dict[str, tf.Tensor], labels: Boxes, class_weights: tf.Tensor | float = 1.0
     ) -> tf.Tensor:
         """Returns float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes'
         IoU, and the number of boxes.

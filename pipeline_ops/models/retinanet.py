@@ -296,10 +296,7 @@ class AnchorHead(Head):
         return make_anchors(self.image_size, self.anchor_scale)
 
     def compute_sums(
-        self,
-        outputs: dict[str, tf.Tensor],
-        labels: Boxes,
-        class_weights: tf.Tensor | float = 1.0,
+        self, outputs: dict[str, tf.Tensor], labels: Boxes, class_weights: tf.Tensor | float = 1.0
     ) -> tf.Tensor:
         """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
         the boxes with their objects, and the number of anchors that stand for an object.

@@ -145,12 +145,7 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
         "tags": ["detection"],
         "schedule": None,
         "storage": {"root": "../.trainyard"},
-        "preprocess": {
-            "source": source,
-            "stages": stages,
-            "split": split,
-            "shards": 8,
-        },
+        "preprocess": {"source": source, "stages": stages, "split": split, "shards": 8},
         "train": {"model": own_model, "model_parameters": parameters}
         | convert_training(config, model, parameters.get("backbone"))
         | {"best_checkpoint": None},

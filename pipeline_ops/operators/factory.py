@@ -18,10 +18,7 @@ from pipeline_ops.config.reading import format_yaml, hide_secrets
 from pipeline_ops.config.search import Search
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.form import make_form_params
-from pipeline_ops.operators.notification import (
-    build_deadline_kwargs,
-    build_task_callback_kwargs,
-)
+from pipeline_ops.operators.notification import build_deadline_kwargs, build_task_callback_kwargs
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 from pipeline_ops.operators.tasks import OPERATORS, TrainOperator
 

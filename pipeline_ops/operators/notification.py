@@ -16,11 +16,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from airflow.sdk import (  # type: ignore[attr-defined]  # the stub of airflow.sdk lacks them
-    AsyncCallback,
-    DeadlineAlert,
-    DeadlineReference,
-)
+from airflow.sdk import AsyncCallback, DeadlineAlert, DeadlineReference  # type: ignore[attr-defined]  # the stub of airflow.sdk lacks them
 from airflow.sdk.configuration import conf
 from asgiref.sync import sync_to_async
 from pydantic import BaseModel, ConfigDict

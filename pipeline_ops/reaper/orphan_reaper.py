@@ -23,13 +23,7 @@ from sqlalchemy import Row, Select, and_, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from pipeline_ops.airflow_internals import (
-    DagRun,
-    JobEntry,
-    TaskInstance,
-    XComModel,
-    create_session,
-)
+from pipeline_ops.airflow_internals import DagRun, JobEntry, TaskInstance, XComModel, create_session
 from pipeline_ops.airflow_runs import find_run_config
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
 from pipeline_ops.errors import DataError, TrainyardError

@@ -290,10 +290,7 @@ class ServedDetector(ServedImages):
         """With `portable`, which is `images` in operations that all exported formats have, and
         `detection_api`, which is `serving_default` as the Object Detection API has it.
         """
-        return super().signatures | {
-            "portable": self.portable,
-            "detection_api": self.detection_api,
-        }
+        return super().signatures | {"portable": self.portable, "detection_api": self.detection_api}
 
     def _predict_encoded(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._predict_decoded(self.decode(image_bytes))

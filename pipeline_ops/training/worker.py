@@ -25,12 +25,7 @@ from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.gang_protocol import (
-    STATE,
-    TRAINED,
-    WorkerSpec,
-    format_worker_digest_name,
-)
+from pipeline_ops.jobs.gang_protocol import STATE, TRAINED, WorkerSpec, format_worker_digest_name
 from pipeline_ops.jobs.local_inputs import (
     HostDataset,
     open_host_cache,

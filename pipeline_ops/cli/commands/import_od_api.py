@@ -6,12 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_output,
-    load_text,
-)
+from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text
 from pipeline_ops.config.pipeline import PIPELINE_PATTERN
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import write_atomically

@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_output,
-    load_text,
-    make_int_parser,
-)
+from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text, make_int_parser
 from pipeline_ops.cli.first_config.settings import choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.errors import ConfigError, DataError

@@ -36,9 +36,7 @@ def add_parser(commands: Commands) -> None:
         help=f"Number of raw examples to show, at most {_MAX_EXAMPLES}. Default: 16.",
     )
     add_output(
-        parser,
-        "FILE.png",
-        "Image to write. Default: <pipeline>-preview.png in the current folder.",
+        parser, "FILE.png", "Image to write. Default: <pipeline>-preview.png in the current folder."
     )
     add_overrides(parser)
 

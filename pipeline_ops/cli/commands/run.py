@@ -28,12 +28,7 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.embedded_airflow import (
-    USER,
-    AirflowHome,
-    AirflowServer,
-    embedded_airflow,
-)
+from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, AirflowServer, embedded_airflow
 from pipeline_ops.cli.run_view import (
     RunMonitor,
     RunStatus,

@@ -45,10 +45,7 @@ _FILE_PER_IMAGE = {"voc": "Annotations", "yolo": "labels"}
 _MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
 _STRATIFIED_BELOW = 1000
-_SPLITS = (
-    Split(train=0.8, validation=0.1, test=0.1),
-    Split(train=0.6, validation=0.2, test=0.2),
-)
+_SPLITS = (Split(train=0.8, validation=0.1, test=0.1), Split(train=0.6, validation=0.2, test=0.2))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,10 +63,7 @@ _HERE = Path(__file__).parent
 _STATIC = {
     "/": ("text/html", [_HERE / "page.html"]),
     "/page.js": ("text/javascript", [_HERE / "page.js"]),
-    "/page.css": (
-        "text/css",
-        [_HERE.parents[1] / "pages" / "page.css", _HERE / "page.css"],
-    ),
+    "/page.css": ("text/css", [_HERE.parents[1] / "pages" / "page.css", _HERE / "page.css"]),
 }
 
 

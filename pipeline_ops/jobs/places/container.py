@@ -53,7 +53,7 @@ _NOT_PULLED = re.compile(
 )
 _REFUSED = re.compile(
     r"could not select device driver|executable file not found|exec: |bind source path"
-    r"|unknown device|nvidia-container-cli|network \S+ not found|not a directory",
+    r"|unknown device|nvidia-container-cli|network \S+ not found|not a directory"
 )
 _GPU_CURE = (
     "Install the NVIDIA container toolkit on the daemon's host, or correct `gpus` in the hosts file"

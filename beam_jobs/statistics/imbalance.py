@@ -114,12 +114,7 @@ def compute_probability(count: int, size: int, of_class: int, total: int) -> flo
     `size` examples are drawn of `total`, of which `of_class` have the class. It is twice the
     smaller tail, at most 1.
     """
-    first, last = max(0, size + of_class - total), min(size, of_class)
-    numbers = np.arange(first, last, dtype=float)
-    ratios = np.log((of_class - numbers) * (size - numbers)) - np.log(
-        (numbers + 1) * (total - of_class - size + numbers + 1)
-    )
-    logarithms = np.concatenate([[0.0], np.cumsum(ratios)])
-    weights = np.exp(logarithms - logarithms.max())
-    tails: Sequence[float] = weights[: count - first + 1].sum(), weights[count - first :].sum()
-    return min(1.0, 2 * min(tails) / float(weights.sum()))
+    from scipy.stats import hypergeom  # takes a second, and is seldom needed
+
+    draw = hypergeom(total, of_class, size)
+    return min(1.0, 2 * float(min(draw.cdf(count), draw.sf(count - 1))))

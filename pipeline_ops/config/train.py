@@ -23,7 +23,6 @@ from pipeline_ops.config.fields import (
 from pipeline_ops.config.model_catalogue import (
     Task,
     UserFunction,
-    check_function,
     check_model,
     find_model,
     is_user_function,
@@ -541,7 +540,7 @@ class Train(TaskSection):
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = advanced_field(Divergence())
-    callbacks: list[str | dict[str, dict[str, Any]]] = advanced_field([])
+    callbacks: list[UserFunction | dict[UserFunction, dict[str, Any]]] = advanced_field([])
     """Callbacks of Keras: classes, objects, or functions that return them, such as
     `my_package.my_module:MyCallback`, or with arguments, `keras.callbacks:CSVLogger: {filename:
     log.csv}` (docs/training-options.md)."""
@@ -619,17 +618,6 @@ class Train(TaskSection):
     def _is_gate_figure(self, name: str) -> bool:
         is_top_k = self.task == "classification" and _TOP_K.fullmatch(name)
         return bool(is_top_k) or name in _GATE_FIGURES[self.task]
-
-    @field_validator("callbacks")
-    @classmethod
-    def _validate_callbacks(
-        cls, entries: list[str | dict[str, dict[str, Any]]]
-    ) -> list[str | dict[str, dict[str, Any]]]:
-        for path in (
-            path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)
-        ):
-            check_function(path)
-        return entries
 
     @property
     def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:

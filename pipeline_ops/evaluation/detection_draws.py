@@ -1,11 +1,11 @@
 """COCO's figures of a detector on any selection of the test images, also with repetitions.
 
-faster-coco-eval computes the figures of all images once. A bootstrap needs them a thousand times.
-The match of a detection with a true box does not depend on other images, so it is made once, as
-pycocotools does (`COCOeval.evaluateImg`). A draw then only weighs each image by the number of times
-that it was drawn. The figures of a draw equal those of a data set with as many copies of each image
-(a test compares them). Only the order of equal scores in one image may differ: its copies do not
-take turns.
+faster-coco-eval matches detections with true boxes, and computes the figures of all images once. A
+bootstrap needs them a thousand times, for which its `COCOevalAccumulate` takes minutes. The match
+of a detection does not depend on other images, so a draw only weighs each image by the number of
+times that it was drawn. The figures of a draw equal those of a data set with as many copies of each
+image (a test compares them). Only the order of equal scores in one image may differ: its copies do
+not take turns.
 
 Legend: N images, M true boxes of a class, D detections of a class, P of them right, T overlaps, R
 ranges of sizes, B draws.
@@ -14,25 +14,18 @@ ranges of sizes, B draws.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
 
 _OVERLAPS = np.linspace(0.5, 0.95, 10)
-_RANGES = {
-    "": (0.0, 1e10),
-    "small": (0.0, 32.0**2),
-    "medium": (32.0**2, 96.0**2),
-    "large": (96.0**2, 1e10),
-}
-"""The areas in pixels, both ends included, by the ends of the names of their metrics."""
+_RANGES = ("", "small", "medium", "large")
+"""COCO's ranges of areas, by the ends of the names of their metrics."""
 _LIMITS = (1, 10, 100)
 """The numbers of detections of a class in an image, the best ones, that count."""
-Overlaps = Mapping[tuple[int, int], np.ndarray]
-"""Float [detections, true boxes] for each image and class, the best detection first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,50 +61,39 @@ class ClassMatches:
         )
 
 
-def match_classes(
-    scenes: Sequence[TrueBoxes],
-    detections: Sequence[ImageDetections],
-    overlaps: Overlaps,
-    size: tuple[int, int],
-    num_classes: int,
+def collect_matches(
+    evaluations: Sequence[Any], num_images: int, num_classes: int
 ) -> list[ClassMatches]:
-    """Matches the detections of one model, in the order of the scenes, with the true boxes.
+    """Returns the matches of one model for each class.
 
-    `overlaps` are those of `evaluate_boxes`. `size` is height and width of the images in pixels.
+    `evaluations` are faster-coco-eval's of each image, in its order: by class, range and image.
     """
-    ends = np.array(list(_RANGES.values())).T[:, :, None]
     no_detection = np.empty((len(_RANGES), len(_OVERLAPS), 0), bool)
     none, no_box = np.empty(0, np.int64), np.empty((len(_RANGES), 0), bool)
     nothing = ClassMatches(none, none, no_detection, no_detection, none, no_box)
-    parts, scores = [[nothing] for _ in range(num_classes)], [[none] for _ in range(num_classes)]
-    for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
-        for index in np.union1d(scene.classes, answer.classes).tolist():
-            own = scene.classes == index
-            true_areas = _compute_areas(scene.boxes[own], size)
-            is_outside = (true_areas < ends[0]) | (true_areas > ends[1])
-            is_ignored = is_outside | scene.is_crowd[own]
-            places = np.flatnonzero(answer.classes == index)
-            places = places[np.argsort(-answer.scores[places], kind="stable")][: _LIMITS[-1]]
-            areas = _compute_areas(answer.boxes[places], size)
-            is_right = np.zeros((len(_RANGES), len(_OVERLAPS), len(places)), bool)
-            # A detection that matches nothing counts as wrong, if its size is in the range.
-            is_in_range = (areas >= ends[0]) & (areas <= ends[1])
-            is_counted = np.repeat(is_in_range[:, None], len(_OVERLAPS), axis=1)
-            ious = np.asarray(overlaps[image, index])
-            if ious.size:
-                _match(ious, is_ignored, scene.is_crowd[own], is_right, is_counted)
-            scores[index].append(answer.scores[places])
-            parts[index].append(
+    order, found = (num_classes, len(_RANGES), num_images), []
+    for by_range in np.array(evaluations, object).reshape(order):
+        parts, scores = [nothing], [none]
+        for image, own in enumerate(by_range.T):
+            # They have no attributes, and are made to be pickled.
+            states = [each.__getstate__() for each in own]
+            matched, _, own_scores, is_ignored, is_not_counted, _ = zip(*states, strict=True)
+            shape = len(_RANGES), len(_OVERLAPS), len(own_scores[0])
+            is_counted = ~np.array(is_not_counted, bool).reshape(shape)
+            is_true = ~np.array(is_ignored, bool)
+            scores.append(np.array(own_scores[0]))
+            parts.append(
                 ClassMatches(
-                    np.full(len(places), image),
-                    np.arange(len(places)),
-                    is_right,
+                    np.full(shape[-1], image),
+                    np.arange(shape[-1]),
+                    (np.array(matched).reshape(shape) > 0) & is_counted,
                     is_counted,
-                    np.full(len(true_areas), image),
-                    ~is_ignored,
+                    np.full(is_true.shape[1], image),
+                    is_true,
                 )
             )
-    return [_join(*each) for each in zip(parts, scores, strict=True)]
+        found.append(_join(parts, scores))
+    return found
 
 
 def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassMatches:
@@ -129,41 +111,6 @@ def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassM
         true_images,
         is_true,
     )
-
-
-def _compute_areas(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    ymin, xmin, ymax, xmax = (boxes.astype(np.float64) * np.array([*size, *size])).T
-    areas: np.ndarray = (xmax - xmin) * (ymax - ymin)
-    return areas
-
-
-def _match(
-    ious: np.ndarray,
-    is_ignored: np.ndarray,
-    is_crowd: np.ndarray,
-    is_right: np.ndarray,
-    is_counted: np.ndarray,
-) -> None:
-    """Matches the detections of one image and class, the best one first.
-
-    A detection takes the true box that it overlaps most. It takes one that is ignored (bool [R,
-    boxes]) only if no other is free, and is then neither right nor wrong. A crowd stays free. The
-    results, for all ranges and overlaps, are written into the last two arguments.
-    """
-    is_free = np.ones((len(_RANGES), len(_OVERLAPS), len(is_crowd)), bool)
-    ranges, thresholds = np.ogrid[: len(_RANGES), : len(_OVERLAPS)]
-    # Below every overlap of a box that counts.
-    keys = np.where(is_ignored[:, None], ious[:, None, None] - 2, ious[:, None, None])
-    for i in np.flatnonzero((ious >= _OVERLAPS[0]).any(axis=1)):
-        is_possible = is_free & (ious[i] >= _OVERLAPS[:, None])
-        # Of equal overlaps, the last one.
-        best = np.where(is_possible, keys[i], -np.inf)[..., ::-1].argmax(axis=-1)
-        best = len(is_crowd) - 1 - best
-        is_match = is_possible[ranges, thresholds, best]
-        takes_ignored = is_ignored[ranges, best]
-        is_right[..., i] = is_match & ~takes_ignored
-        is_counted[..., i] = np.where(is_match, ~takes_ignored, is_counted[..., i])
-        is_free[ranges, thresholds, best] &= ~is_match | is_crowd[best]
 
 
 def draw_figures(classes: Sequence[ClassMatches], num_images: int) -> dict[str, np.ndarray]:

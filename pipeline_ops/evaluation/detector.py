@@ -23,10 +23,9 @@ from pipeline_ops.config.evaluate import Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.detection_draws import (
     ClassMatches,
-    Overlaps,
+    collect_matches,
     compute_known_figures,
     draw_figures,
-    match_classes,
 )
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
@@ -71,14 +70,14 @@ class DetectionEvaluation:
     """COCO's twelve figures, without those of sizes that no box has, and figures by class.
 
     Curves are at an overlap of 0.5. A class without a true box has neither curve nor averages.
-    `overlaps` are those of detections and true boxes, by image and class.
+    `matches` are those of each class.
     """
 
     metrics: dict[str, float]
     average_precisions: dict[str, float]
     average_precisions_50: dict[str, float]
     curves: Curves
-    overlaps: Overlaps
+    matches: list[ClassMatches]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +122,9 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         )
     slices = _compute_slices(scenes, config.slices)
     detections = _detect_all(job, config, clients, scenes)
-    evaluations, models, matches, thresholds, sizes = [], [], [], [], []
+    evaluations, models, thresholds, sizes = [], [], [], []
     for found, measures in zip(detections, measure_models(config, inputs, clients), strict=True):
         evaluations.append(evaluate_boxes(scenes, found, size, names))
-        overlaps = evaluations[-1].overlaps
-        matches.append(match_classes(scenes, found, overlaps, size, len(names)))
         thresholds.append(recommend_min_score(scenes, found))
         confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
         sizes.append(by_size)
@@ -149,7 +146,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         build_drawn_group(
             len(scenes),
             models,
-            (draw_figures(each, len(scenes)) for each in matches),
+            (draw_figures(each.matches, len(scenes)) for each in evaluations),
             baseline=baseline,
         ),
         evaluations,
@@ -157,7 +154,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         scenes,
         detections[0],
         thresholds[0],
-        build_slice_groups(matches, slices),
+        build_slice_groups([each.matches for each in evaluations], slices),
     )
 
 
@@ -378,7 +375,7 @@ def evaluate_boxes(
         {name: float(values.mean()) for name, values in found.items()},
         {name: float(values[0].mean()) for name, values in found.items()},
         {name: values[0] for name, values in found.items()},
-        evaluator.ious,
+        collect_matches(evaluator._evalImgs_cpp, len(scenes), len(class_names)),
     )
 
 
@@ -397,13 +394,13 @@ def _run_coco(
         ) from None
     annotations: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for image, (scene, found) in enumerate(zip(scenes, detections, strict=True)):
+    for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
         where = image, scene.key, size, len(class_names)
         for record, is_crowd in zip(_to_records(scene, *where), scene.is_crowd, strict=True):
             _, _, width, height = record["bbox"]
             record |= {"area": width * height, "iscrowd": int(is_crowd)}
             annotations.append(record | {"id": len(annotations) + 1})  # 0 would mean "no match"
-        for record, score in zip(_to_records(found, *where), found.scores, strict=True):
+        for record, score in zip(_to_records(answer, *where), answer.scores, strict=True):
             results.append(record | {"score": float(score)})
     truth = faster_coco_eval.COCO(
         {
@@ -412,7 +409,8 @@ def _run_coco(
             "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
         }
     )
-    evaluator = faster_coco_eval.COCOeval_faster(truth, truth.loadRes(results), "bbox")
+    found = truth.loadRes(results)
+    evaluator = faster_coco_eval.COCOeval_faster(truth, found, "bbox", separate_eval=True)
     evaluator.run()
     return evaluator
 

@@ -441,15 +441,11 @@ def compute_figure(name: str, counts: np.ndarray) -> float:
         if figure.limit:
             found.append(row[0] / row[-1] / len(figure.overlaps))
         else:
-            by_overlap = row[:-1].reshape(-1, 2, _NUM_RANGES)
-            found.append(
-                np.mean(
-                    [
-                        _compute_average_precision(right, wrong, row[-1])
-                        for right, wrong in by_overlap
-                    ]
-                )
-            )
+            precisions = [
+                _compute_average_precision(right, wrong, row[-1])
+                for right, wrong in row[:-1].reshape(-1, 2, _NUM_RANGES)
+            ]
+            found.append(np.mean(precisions))
     return float(np.mean(found)) if found else 0.0
 
 
@@ -457,9 +453,8 @@ def _compute_average_precision(right: np.ndarray, wrong: np.ndarray, num_true: f
     """Returns the mean of the precisions at COCO's recalls. Ranges are in ascending order."""
     num_right, num_wrong = np.cumsum(right[::-1]), np.cumsum(wrong[::-1])
     precisions = num_right / np.maximum(num_right + num_wrong, 1)
-    precisions = np.maximum.accumulate(precisions[::-1])[
-        ::-1
-    ]  # the best one at this recall or above
+    # The best one at this recall or above.
+    precisions = np.maximum.accumulate(precisions[::-1])[::-1]
     recalls = num_right / num_true
     positions = np.searchsorted(recalls, _RECALLS, side="left")
     return float(np.append(precisions, 0.0)[positions].mean())

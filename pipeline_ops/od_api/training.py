@@ -175,30 +175,6 @@ def _convert_regularizer(config: ConfigReader, optimizer: dict[str, Any]) -> dic
     return {"weight_decay": decay}
 
 
-def _convert_learning_rate(rate: ConfigReader) -> dict[str, Any]:
-    kind = rate.find_present(
-        "constant_learning_rate",
-        "exponential_decay_learning_rate",
-        "manual_step_learning_rate",
-        "cosine_decay_learning_rate",
-    )
-    match kind:
-        case "constant_learning_rate":
-            rate.mark_taken(kind)
-            return {"learning_rate": _take_rate(rate.message(kind), "learning_rate")}
-        case "exponential_decay_learning_rate":
-            return _convert_exponential(rate.message(kind))
-        case "manual_step_learning_rate":
-            return _convert_manual_steps(rate.message(kind))
-        case "cosine_decay_learning_rate":
-            return _convert_cosine(rate.message(kind))
-    rate.note(
-        "train_config.optimizer: no learning rate that has a counterpart. "
-        f"It became a constant {_DEFAULT_RATE}."
-    )
-    return {"learning_rate": _DEFAULT_RATE}
-
-
 def _take_rate(inner: ConfigReader, name: str) -> float:
     return inner.take(name, float, _DEFAULT_RATE, _OPTIMIZER["learning_rate"])
 
@@ -274,6 +250,25 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
     return {"learning_rate": rate, "schedule": schedule}
 
 
+_LEARNING_RATES = {
+    "constant_learning_rate": lambda inner: {"learning_rate": _take_rate(inner, "learning_rate")},
+    "exponential_decay_learning_rate": _convert_exponential,
+    "manual_step_learning_rate": _convert_manual_steps,
+    "cosine_decay_learning_rate": _convert_cosine,
+}
+
+
+def _convert_learning_rate(rate: ConfigReader) -> dict[str, Any]:
+    if kind := rate.find_present(*_LEARNING_RATES):
+        rate.mark_taken(kind)
+        return _LEARNING_RATES[kind](rate.message(kind))
+    rate.note(
+        "train_config.optimizer: no learning rate that has a counterpart. "
+        f"It became a constant {_DEFAULT_RATE}."
+    )
+    return {"learning_rate": _DEFAULT_RATE}
+
+
 def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
     augmentation: dict[str, Any] = {}
@@ -319,15 +314,7 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     return augmentation
 
 
-_CROP_DEFAULTS = {
-    "min_area": 0.1,
-    "max_area": 1.0,
-    "min_aspect_ratio": 0.75,
-    "max_aspect_ratio": 1.33,
-    "min_object_covered": 1.0,
-    "min_overlap": 0.3,
-    "keep_whole": 0.0,
-}
+_CROP_DEFAULTS = Crop(min_object_covered=1.0).model_dump()
 """Those of `random_crop_image`."""
 _OPERATION = {"min_object_covered": 0.0, "min_overlap": 0.0}
 """Those of an operation of `ssd_random_crop`. The API refuses one without the sizes."""

@@ -21,7 +21,6 @@ from pipeline_ops.evaluation.detection_draws import (
     compute_figures,
     compute_known_figures,
     draw_figures,
-    match_classes,
 )
 from pipeline_ops.evaluation.detector import (
     DetectionEvaluation,
@@ -327,10 +326,7 @@ def test_a_detection_that_can_not_be_is_refused_with_its_image(change):
 
 
 def match_all(made) -> list[ClassMatches]:
-    truths, detections, num_images, num_classes = made
-    scenes, answers = to_scenes(truths, detections, range(num_images))
-    overlaps = evaluate(*made).overlaps
-    return match_classes(scenes, answers, overlaps, (1, 1), num_classes)
+    return evaluate(*made).matches
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -6,6 +6,7 @@ It reads a folder of links, one for each training, which is updated while it run
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import importlib.util
 import re
@@ -74,7 +75,9 @@ def tensorboard(arguments: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", name, *address]
         with subprocess.Popen(command, preexec_fn=die_with_parent) as process:
             try:
-                while (status := _wait(process)) is None:
+                while (status := process.poll()) is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_UPDATE_SECONDS)
                     try:
                         update_links(links, configs)
                     except MachineError as error:  # the next time may succeed
@@ -84,13 +87,6 @@ def tensorboard(arguments: argparse.Namespace) -> int:
     if status:
         raise MachineError(f"TensorBoard ended with {status}. Its message is above.")
     return 0
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_UPDATE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:

@@ -317,62 +317,48 @@ def _draw_crops(
         tf.sqrt(max_area * height * width / ratio_bd), tf.minimum(float(height), width / ratio_bd)
     )
     heights_bd = smallest_bd + (largest_bd - smallest_bd) * size_bd
-    widths_bd = heights_bd * ratio_bd
-    top_bd, left_bd = top_bd * (height - heights_bd), left_bd * (width - widths_bd)
-
-    is_mirrored = (
-        rng.uniform(TOP_BOTTOM) < 0.5 if config.flip_top_bottom else None,
-        rng.uniform(LEFT_RIGHT) < 0.5 if config.flip_left_right else None,
-    )
+    # Rows and columns as fractions of the image.
+    sizes_bd2 = tf.stack([heights_bd / height, heights_bd * ratio_bd / width], axis=-1)
+    begins_bd2 = tf.stack([top_bd, left_bd], axis=-1) * (1 - sizes_bd2)
     is_enough_bd = largest_bd >= smallest_bd
     if labels is not None:
-        zeros_b = tf.zeros_like(rng.examples_b, tf.float32)
-        rows, columns = (
-            _Window(size, zeros_b, None, mirrored, (zeros_b, zeros_b + size))
-            for size, mirrored in zip(shape, is_mirrored, strict=True)
-        )
-        covered_bd = _compute_largest_cover(
-            labels, rows, columns, top_bd, left_bd, heights_bd, widths_bd
-        )
-        is_enough_bd &= covered_bd >= min_covered - _ROUNDING_TOLERANCE
+        covered_bd = _compute_largest_cover(labels, begins_bd2, sizes_bd2)
+        is_enough_bd &= covered_bd >= min_covered - 1e-5  # which rounding may cost
     is_whole_b = (numbers[:, 0] < keep_whole[:, 0]) | ~tf.reduce_any(is_enough_bd, axis=1)
     first_b = tf.argmax(tf.cast(is_enough_bd, tf.int32), axis=1)
 
-    def make_window(axis: int, begins_bd: tf.Tensor, sizes_bd: tf.Tensor) -> _Window:
-        size = shape[axis]
-        begin_b = tf.where(is_whole_b, 0.0, tf.gather(begins_bd, first_b, batch_dims=1))
-        shown_b = tf.where(is_whole_b, float(size), tf.gather(sizes_bd, first_b, batch_dims=1))
-        scale_b = size / shown_b
+    def make_window(axis: int, is_flipped: bool, draw_id: int) -> _Window:
+        size, is_mirrored_b = shape[axis], None
+        begin_b, share_b = (
+            tf.where(is_whole_b, whole, tf.gather(each[..., axis], first_b, batch_dims=1))
+            for each, whole in ((begins_bd2, 0.0), (sizes_bd2, 1.0))
+        )
+        if is_flipped:
+            is_mirrored_b = rng.uniform(draw_id) < 0.5
+            begin_b = tf.where(is_mirrored_b, 1 - share_b - begin_b, begin_b)
         part = tf.zeros_like(begin_b), tf.zeros_like(begin_b) + size
-        return _Window(size, -begin_b * scale_b, scale_b, is_mirrored[axis], part)
+        return _Window(size, -begin_b / share_b * size, 1 / share_b, is_mirrored_b, part)
 
-    rows, columns = make_window(0, top_bd, heights_bd), make_window(1, left_bd, widths_bd)
+    rows = make_window(0, config.flip_top_bottom, TOP_BOTTOM)
+    columns = make_window(1, config.flip_left_right, LEFT_RIGHT)
     return rows, columns, min_overlap[:, 0]
 
 
-def _compute_largest_cover(
-    labels: Any,
-    rows: _Window,
-    columns: _Window,
-    top_bd: tf.Tensor,
-    left_bd: tf.Tensor,
-    heights_bd: tf.Tensor,
-    widths_bd: tf.Tensor,
-) -> tf.Tensor:
+def _compute_largest_cover(labels: Any, begins_bd2: tf.Tensor, sizes_bd2: tf.Tensor) -> tf.Tensor:
     """Returns the largest share of a box that each part shows, float32 [b, d].
 
     An image without boxes counts as one box.
     """
-    ymin, xmin, ymax, xmax = tf.unstack(labels.corners, axis=-1)
-    edges = (*rows.to_canvas_edges(ymin, ymax), *columns.to_canvas_edges(xmin, xmax))
-    ymin, ymax, xmin, xmax = (edge_bN[:, None, :] for edge_bN in edges)
-    top, left, high, wide = (each[..., None] for each in (top_bd, left_bd, heights_bd, widths_bd))
-    shown_rows = tf.maximum(0.0, tf.minimum(ymax, top + high) - tf.maximum(ymin, top))
-    shown_columns = tf.maximum(0.0, tf.minimum(xmax, left + wide) - tf.maximum(xmin, left))
-    share_bdN = tf.math.divide_no_nan(shown_rows * shown_columns, (ymax - ymin) * (xmax - xmin))
+    low_b1N2, high_b1N2 = tf.split(labels.corners[:, None], 2, axis=-1)
+    begins_bd12, ends_bd12 = begins_bd2[:, :, None], (begins_bd2 + sizes_bd2)[:, :, None]
+    shown = tf.minimum(high_b1N2, ends_bd12) - tf.maximum(low_b1N2, begins_bd12)
+    share_bdN = tf.math.divide_no_nan(
+        tf.reduce_prod(tf.maximum(0.0, shown), axis=-1),
+        tf.reduce_prod(high_b1N2 - low_b1N2, axis=-1),
+    )
     is_box_bN = labels.classes >= 0
     largest_bd = tf.reduce_max(tf.where(is_box_bN[:, None, :], share_bdN, 0.0), axis=2)
-    whole_bd = heights_bd * widths_bd / (rows.size * columns.size)
+    whole_bd = tf.reduce_prod(sizes_bd2, axis=-1)
     return tf.where(tf.reduce_any(is_box_bN, axis=1, keepdims=True), largest_bd, whole_bd)
 
 

@@ -158,6 +158,15 @@ def test_the_callback_on_the_page_stops_a_training(tmp_path, monkeypatch):
     assert figures["stopped_early"] and len(figures["history"]) < 10
 
 
+def test_the_data_set_of_the_page_is_read_in_a_notebook(dataset):
+    [block] = [b for b in BLOCKS if b.page.name == "data-sets.md" and b.language == "python"]
+    found: dict = {}
+    exec(re.sub(r"(?m)^uri = .*$", f"uri = {dataset!r}", block.text), found)
+    images, labels = zip(*found["dataset"].unbatch().as_numpy_iterator(), strict=True)
+    assert len(images) == found["manifest"].figures["num_examples"]["train"]
+    assert set(labels) == set(range(10)) and {image.shape for image in images} == {(16, 16, 1)}
+
+
 def test_the_page_of_models_names_the_whole_catalogue():
     text = (CODE_ROOT / "docs" / "own-model.md").read_text()
     assert [name for name in CATALOGUE if f"`{name}`" not in text] == []

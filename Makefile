@@ -67,7 +67,7 @@ down: ## remove the cluster with its volumes
 test-unit: install-dev ## the quick tests, under a minute
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS) $(UNIT)
 
-test: install-dev ## everything essential, with real parts, in eight minutes
+test: install-dev ## everything essential, with real parts, in nine minutes
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
 test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults or training; all without GROUP

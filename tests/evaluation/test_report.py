@@ -282,12 +282,11 @@ TOO_FEW = (
 NO_HARM = "This did no harm: the model has the weights of epoch 2, before the rise. "
 
 
-def test_warnings_of_the_data_set_and_the_batch_by_replica_are_in_the_report():
-    page = Page(
-        render(dataset={"warnings": ["A <b>split</b> is odd."]}, training={"batch": "2 x 32"})
-    )
+def test_warnings_and_the_batch_by_replica_are_in_the_report():
+    training = {"batch": "2 x 32", "warnings": ["starts from <60 %> of the parameters"]}
+    page = Page(render(dataset={"warnings": ["A <b>split</b> is odd."]}, training=training))
     assert "A <b>split</b> is odd." in page.text
-    assert "2 x 32." in page.text
+    assert "2 x 32." in page.text and "starts from <60 %> of the parameters" in page.text
 
 
 def describe_losses(train: tuple, validation: tuple, training: dict, dataset: dict) -> str:

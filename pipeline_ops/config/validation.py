@@ -66,7 +66,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 def validate_section(model: type[_SectionT], text: ConfigText) -> _SectionT:
     """Returns the section. Raises ConfigError with a line for each problem."""
     try:
-        return model.model_validate(text.values)
+        return model.model_validate(text.values, context=text.values)
     except ValidationError as error:
         raise ConfigError(
             "\n".join(

@@ -96,3 +96,19 @@ def test_a_wrong_config_is_told_file_line_key_and_rule(complaint, change, messag
 def test_an_unknown_metric_of_a_detector_gets_the_nearest_one_of_coco(complaint):
     found = complaint("metric: accuracy", "metric: mAR", train__model="retinanet")
     assert found.endswith("metric: unknown name 'mAR'; the nearest valid name is 'mar_1'")
+
+
+@pytest.mark.parametrize(
+    "strategy, nearest",
+    [
+        ("MirroredStrategy", "mirrored"),
+        ("tf.distribute.MultiWorkerMirroredStrategy", "multi_worker_mirrored"),
+        ("ParameterServerStrategy", "parameter_server"),
+        ("TPUStrategy", "tpu"),
+        ("OneDeviceStrategy", "one_device"),
+    ],
+)
+def test_a_strategy_named_as_in_tensorflow_gets_our_name(complaint, strategy, nearest):
+    found = complaint("digits_cnn", f"digits_cnn\n  strategy: {strategy}")
+    rule = f"unknown name '{strategy}'; the nearest valid name is '{nearest}'"
+    assert found.endswith(f"small.yaml:8: train.strategy: {rule}")

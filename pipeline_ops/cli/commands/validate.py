@@ -65,6 +65,7 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
         raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:
         check_trials(config, plan_trials(config))
+    check_warm_start(config)
     lines = summarize_pipeline(config)
     if is_deep:
         lines["checked"] = _check_data(config)
@@ -83,7 +84,6 @@ def _check_data(config: PipelineConfig) -> str:
     from beam_jobs.validation import validate_model, validate_plan
 
     validate_interval(config)
-    check_warm_start(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)

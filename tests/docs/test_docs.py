@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -171,3 +172,14 @@ def test_the_sentence_about_batch_and_rate_is_that_of_the_example_above_it():
     [at] = [n for n, block in enumerate(BLOCKS) if "batch_size_per_replica: " in block.text]
     train = Train.model_validate({"model": "dense"} | yaml.safe_load(BLOCKS[at].text)["train"])
     assert train.batch_description == " ".join(BLOCKS[at + 1].text.split())
+
+
+def test_the_address_of_weights_is_that_in_the_source_of_keras():
+    """Read, and not imported: TensorFlow takes seconds."""
+    [*_, package] = importlib.util.find_spec("keras").submodule_search_locations
+    source = (Path(package) / "src" / "applications" / "resnet.py").read_text()
+    [base] = re.findall(r'BASE_WEIGHTS_PATH = \(\n +"(.+)"\n\)', source)
+    [name] = re.findall(r'"\{weights_name\}(_weights_.+notop\.h5)"', source)
+    text = (CODE_ROOT / "docs" / "own-model.md").read_text()
+    assert f"{base}resnet50{name}," in text
+    assert 'cache_subdir="models"' in source and "`~/.keras/models/`" in text

@@ -50,13 +50,9 @@ Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
 data, which `preprocess.drift` describes."""
 
-_METRICS: dict[Task, frozenset[str]] = {
-    "classification": frozenset(
-        name
-        for group in (CountedMetric, ScoreMetric, ClassMetric, Measure)
-        for name in get_args(group)
-    ),
-    "detection": frozenset((*get_args(DetectionMetric), *get_args(Measure))),
+_METRICS: dict[Task, tuple[str, ...]] = {
+    "classification": get_args(Literal[CountedMetric, ScoreMetric, ClassMetric, Measure]),
+    "detection": get_args(Literal[DetectionMetric, Measure]),
 }
 _BUILT_IN_METRICS = frozenset().union(*_METRICS.values())
 

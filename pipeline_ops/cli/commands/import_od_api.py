@@ -52,10 +52,9 @@ def import_od_api(arguments: argparse.Namespace) -> int:
         )
     converted = convert(arguments.pipeline_config, name)
     text, yaml_name = converted.to_yaml(), f"{converted.sections['pipeline']}.yaml"
+    problem = f"{arguments.pipeline_config}: has a value that we cannot take"
     try:
-        config = load_text(
-            text, yaml_name, f"{arguments.pipeline_config}: has a value that we cannot take"
-        )
+        config = load_text(text, yaml_name, problem)
     except ConfigError as error:  # without the lines of a YAML that is not written
         raise ConfigError(re.sub(rf"{re.escape(yaml_name)}(:\d+)*: ", "", str(error))) from None
     if output is None:

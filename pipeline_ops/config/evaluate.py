@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PlainSerializer, WrapValidator, model_validator
+from pydantic import Field, PlainSerializer, ValidationInfo, WrapValidator, model_validator
 
 from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
@@ -15,7 +15,8 @@ from pipeline_ops.config.fields import (
     fixed_field,
     per_run_field,
 )
-from pipeline_ops.config.model_catalogue import check_function, is_user_function
+from pipeline_ops.config.model_catalogue import Task, check_function, find_model, is_user_function
+from pipeline_ops.config.reading import suggest_name
 
 CountedMetric = Literal[
     "accuracy",
@@ -49,11 +50,11 @@ Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
 data, which `preprocess.drift` describes."""
 
-_BUILT_IN_METRICS = frozenset(
-    name
-    for group in (CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure)
-    for name in get_args(group)
-)
+_METRICS: dict[Task, tuple[str, ...]] = {
+    "classification": get_args(Literal[CountedMetric, ScoreMetric, ClassMetric, Measure]),
+    "detection": get_args(Literal[DetectionMetric, Measure]),
+}
+_BUILT_IN_METRICS = frozenset().union(*_METRICS.values())
 
 
 def is_lower_better(metric: str) -> bool:
@@ -61,10 +62,18 @@ def is_lower_better(metric: str) -> bool:
     return metric in get_args(Measure) or metric.endswith(("loss", "error"))
 
 
-def _check_metric(value: Any, check: Callable[[Any], str]) -> str:
+def _check_metric(value: Any, check: Callable[[Any], str], info: ValidationInfo) -> str:
     """Checks the name of a metric, or the path of a function of the user's own."""
-    if not isinstance(value, str) or not is_user_function(value):
+    if not isinstance(value, str) or value in _BUILT_IN_METRICS:
         return check(value)
+    if not is_user_function(value):  # the context, if there is one, has all values of the YAML
+        train = (info.context or {}).get("train")
+        model = train.get("model") if isinstance(train, dict) else None
+        task = find_model(model).task if isinstance(model, str) else None
+        hint = suggest_name(value.lower(), _METRICS[task] if task else _BUILT_IN_METRICS)
+        if task != "detection":
+            hint += ", and a metric of your own is named as my_package.my_module:metric"
+        raise ValueError(f"unknown name {value!r:.100}; {hint}")
     name = check_function(value).partition(":")[2]
     if name in _BUILT_IN_METRICS:
         raise ValueError(f"{name} is a metric of the gate. Give {value} another name")

@@ -43,7 +43,9 @@ def describe_problem(problem: Mapping[str, Any]) -> str:
         names = [name.strip("'") for name in re.split(r", | or ", context["expected"])]
         if len(names) <= _MAX_LISTED or not isinstance(value, str):
             return f"must be one of {', '.join(names)}, got {shown}"
-        return f"unknown name {shown}; {suggest_name(value, names)}"
+        # TensorFlow's class MirroredStrategy is `mirrored` here.
+        name = value.rpartition(".")[2].removesuffix("Strategy").lower()
+        return f"unknown name {shown}; {suggest_name(name, names)}"
     if kind == "string_pattern_mismatch":
         # Keras's `val_loss` is `validation_loss` here. A pipeline's name has no capitals or spaces.
         similar = (
@@ -66,7 +68,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 def validate_section(model: type[_SectionT], text: ConfigText) -> _SectionT:
     """Returns the section. Raises ConfigError with a line for each problem."""
     try:
-        return model.model_validate(text.values)
+        return model.model_validate(text.values, context=text.values)
     except ValidationError as error:
         raise ConfigError(
             "\n".join(

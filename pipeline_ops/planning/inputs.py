@@ -240,6 +240,14 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
 
 
 def _find_named_input(config: PipelineConfig, source: str) -> Input:
+    try:
+        return _look_up(config, source)
+    except ConfigError as error:
+        where = config.locate(("train", "warm_start"))
+        raise ConfigError(f"{where}: {error.problem}", error.cure) from None
+
+
+def _look_up(config: PipelineConfig, source: str) -> Input:
     if path := config.weights_path:
         return make_path_input(path)
     kind, _, name = source.partition(" ")

@@ -60,7 +60,13 @@ def example(number: int) -> dict:
 
 
 def test_it_is_valid_and_explained(made_up_coco, tmp_path, capsys):
-    overrides = set_words(f"preprocess.source.path={made_up_coco}", f"storage.root={tmp_path}")
+    weights = tmp_path / "resnet50_weights_tf_dim_ordering_tf_kernels_notop.h5"
+    weights.touch()
+    overrides = set_words(
+        f"preprocess.source.path={made_up_coco}",
+        f"storage.root={tmp_path}",
+        f"train.warm_start={weights}",
+    )
     assert main(["validate", str(COCO), *overrides]) == 0
     assert (
         "retinanet; 12 epochs of batch 16 on 2 workers, multi_worker_mirrored"

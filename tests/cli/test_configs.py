@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from pipeline_ops.cli.main import main
 
@@ -12,6 +13,18 @@ def test_a_good_config_is_described(config_file, command):
     assert f"{config_file}: ok" in output
     assert "decode > resize" in output
     assert "15 epochs of batch 64 on 2 workers" in output
+    assert "replica" not in output
+
+
+def test_the_batch_and_the_rate_that_follow_the_replicas_are_described(config_file, command):
+    scaled = "{batch_size_per_replica: 32, scale_learning_rate: linear, workers: 2}"
+    values = yaml.safe_load(config_file.read_text())
+    del values["train"]["global_batch_size"]
+    values["train"] |= yaml.safe_load(scaled)
+    values["train"]["optimizer"]["learning_rate"] = 0.001
+    config_file.write_text(yaml.safe_dump(values))
+    sentence = "2 replicas x 32 = a global batch of 64, at a learning rate of 0.002 (0.001 x 2). "
+    assert f"  batch      {sentence}" in command("validate", config_file)
 
 
 def test_the_schedule_is_described_in_plain_words(config_file, command):

@@ -173,8 +173,10 @@ def test_annotations_without_their_images_are_told_with_count_and_example(pictur
 
 
 def test_weights_that_are_missing_or_do_not_fit_are_refused(pictures, capsys):
-    code, output = deep(capsys, pictures, "train.warm_start=nowhere.npz")
-    assert code == 78 and "train.warm_start: there is no " in output
+    code = main(["validate", str(pictures), *set_words("train.warm_start=nowhere.npz")])
+    output = capsys.readouterr().err
+    assert code == 78
+    assert output.startswith("override train.warm_start: train.warm_start: there is no ")
     weights = pictures.parent / "other.npz"
     weights.write_bytes(b"none")
     code, output = deep(capsys, pictures, f"train.warm_start={weights}")

@@ -81,10 +81,17 @@ def test_the_table_of_keras_is_printed(command):
 def test_unknown_weights_are_refused_by_validate_with_the_nearest_name(config_file, file, command):
     words = ["add", "resnet50", file, "--sha256", SHA256, "--license", "MIT"]
     command("weights", *words, "--config", config_file)
-    words = ["--deep", "--set", "train.warm_start=weights resnet5"]
-    errors = command("validate", config_file, *words, status=78)
-    assert "train.warm_start: there are no weights resnet5 in" in errors
+    values = yaml.safe_load(config_file.read_text())
+    values["train"]["warm_start"] = "weights resnet5"
+    text = yaml.safe_dump(values, sort_keys=False)
+    config_file.write_text(text)
+    [line] = [n for n, each in enumerate(text.splitlines(), 1) if "warm_start" in each]
+    errors = command("validate", config_file, status=78)
+    assert errors.startswith(
+        f"{config_file}:{line}: train.warm_start: there are no weights resnet5 in"
+    )
     assert "the nearest valid name is 'resnet50'" in errors
+    command("validate", config_file, "--set", "train.warm_start=weights resnet50")
 
 
 def test_the_collector_never_removes_weights(config_file, file, command):

@@ -43,6 +43,10 @@ metric: 'my_metrics:accuracy', at_least: 0.5
     accuracy is a metric of the gate. Give my_metrics:accuracy another name
 metric: 'my_metrics.top_2:', at_least: 0.5
     a function of your own is named as
+metric: nothing_alike, at_least: 0.5
+    valid names are accuracy, .* map, .* worst_class_recall, and a metric of your own is named as
+metric: [accuracy], at_least: 0.5
+    Input should be 'accuracy'
 metric: accuracy, min_skill: 0.0
     greater than 0
 metric: accuracy, min_skill: 1.1

@@ -25,6 +25,14 @@ stages: [decode] -> stages: [decode: 28]
     small.yaml:10: evaluate.gate.0: a rule needs at_least, max_regression
 at_least: 0.9 -> at_least: 90
     small.yaml:10: evaluate.gate.0: at_least of accuracy lies between 0 and 1, got 90
+metric: accuracy -> metric: my_f1
+    small.yaml:10: evaluate.gate.0.metric: unknown name 'my_f1'; the nearest valid name is
+    'macro_f1', and a metric of your own is named as my_package.my_module:metric
+metric: accuracy -> metric: mAR
+    evaluate.gate.0.metric: unknown name 'mAR'; valid names are accuracy, average_precision,
+    calibration_error, drift, f1, latency_milliseconds, macro_average_precision, macro_f1,
+    macro_precision, macro_recall, macro_roc_auc, model_bytes, precision, recall, roc_auc,
+    top_k_accuracy, worst_class_recall, and a metric of your own is named as
 digits_cnn -> digits_cnn\n  strategy: one_device\n  workers: 2
     small.yaml:6: train: strategy one_device has
 digits_cnn -> digits_cnn\n  min_workers: 2
@@ -83,3 +91,24 @@ type: image_folder -> type: tfds, parts: [{name: train}], builder: 'voc==1'
 def test_a_wrong_config_is_told_file_line_key_and_rule(complaint, change, message):
     old, new = change.replace("\\n", "\n").split(" ->")
     assert message in complaint(old, new.removeprefix(" "))
+
+
+def test_an_unknown_metric_of_a_detector_gets_the_nearest_one_of_coco(complaint):
+    found = complaint("metric: accuracy", "metric: mAR", train__model="retinanet")
+    assert found.endswith("metric: unknown name 'mAR'; the nearest valid name is 'mar_1'")
+
+
+@pytest.mark.parametrize(
+    "strategy, nearest",
+    [
+        ("MirroredStrategy", "mirrored"),
+        ("tf.distribute.MultiWorkerMirroredStrategy", "multi_worker_mirrored"),
+        ("ParameterServerStrategy", "parameter_server"),
+        ("TPUStrategy", "tpu"),
+        ("OneDeviceStrategy", "one_device"),
+    ],
+)
+def test_a_strategy_named_as_in_tensorflow_gets_our_name(complaint, strategy, nearest):
+    found = complaint("digits_cnn", f"digits_cnn\n  strategy: {strategy}")
+    rule = f"unknown name '{strategy}'; the nearest valid name is '{nearest}'"
+    assert found.endswith(f"small.yaml:8: train.strategy: {rule}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from pipeline_ops.cli.commands import models
 from pipeline_ops.cli.main import make_parser
 from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.train import Train
 from pipeline_ops.examples.digits import write_digits
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
@@ -97,7 +99,10 @@ def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
     if "pipeline" not in example:
         is_detection = example.get("train", {}).get("model") == "retinanet"
         base = "digit_scenes.yaml" if is_detection else "digits.yaml"
-        example = merge(yaml.safe_load((CONFIGS / base).read_text()), example)
+        values = yaml.safe_load((CONFIGS / base).read_text())
+        if "batch_size_per_replica" in example.get("train", {}):
+            del values["train"]["global_batch_size"]  # it has the batch in another form
+        example = merge(values, example)
     shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
     file = tmp_path / f"{example['pipeline']}.yaml"
     file.write_text(yaml.safe_dump(example, sort_keys=False))
@@ -170,3 +175,20 @@ def test_the_data_set_of_the_page_is_read_in_a_notebook(dataset):
 def test_the_page_of_models_names_the_whole_catalogue():
     text = (CODE_ROOT / "docs" / "own-model.md").read_text()
     assert [name for name in CATALOGUE if f"`{name}`" not in text] == []
+
+
+def test_the_sentence_about_batch_and_rate_is_that_of_the_example_above_it():
+    [at] = [n for n, block in enumerate(BLOCKS) if "batch_size_per_replica: " in block.text]
+    train = Train.model_validate({"model": "dense"} | yaml.safe_load(BLOCKS[at].text)["train"])
+    assert train.batch_description == " ".join(BLOCKS[at + 1].text.split())
+
+
+def test_the_address_of_weights_is_that_in_the_source_of_keras():
+    """Read, and not imported: TensorFlow takes seconds."""
+    [*_, package] = importlib.util.find_spec("keras").submodule_search_locations
+    source = (Path(package) / "src" / "applications" / "resnet.py").read_text()
+    [base] = re.findall(r'BASE_WEIGHTS_PATH = \(\n +"(.+)"\n\)', source)
+    [name] = re.findall(r'"\{weights_name\}(_weights_.+notop\.h5)"', source)
+    text = (CODE_ROOT / "docs" / "own-model.md").read_text()
+    assert f"{base}resnet50{name}," in text
+    assert 'cache_subdir="models"' in source and "`~/.keras/models/`" in text

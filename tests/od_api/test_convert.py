@@ -70,6 +70,11 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     out = api_folder.parent / "configs" / "digits_ssd.yaml"
     assert main(["import-od-api", str(api_folder / "pipeline.config"), "--output", str(out)]) == 0
     said = capsys.readouterr().out
+    assert said.startswith(
+        f"Wrote {out}\n\nCarried over, with the nearest model of ours:\n"
+        "  retinanet; 8 steps of batch 8; sgd, learning rate 0.01\n"
+        "  images of 128x128 pixels; augmentation: flip_left_right, crops\n\nNot carried over"
+    )
     assert main(["validate", str(out)]) == 0
     config = load_config(out)
     assert config.pipeline == "digits_ssd"

@@ -104,6 +104,21 @@ def test_statistics_learn_unless_all_weights_of_their_layer_are_frozen():
     assert {"body/normal/beta", "body/normal/moving_mean"} <= changed
 
 
+@pytest.mark.training
+def test_a_pattern_matches_all_batch_normalization_of_resnet50():
+    import keras
+
+    from pipeline_ops.models import backbones
+    from pipeline_ops.training.loop import list_layers
+    from pipeline_ops.training.strategy import find_match
+
+    model = backbones.build((32, 32, 3), 5, name="ResNet50")
+    normal = [x for x in list_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
+    matched = {each.path for each in model.weights if find_match(each.path, {"*_bn/*": 1})}
+    assert matched == {weight.path for layer in normal for weight in layer.weights}
+    assert len(matched) == 4 * 53
+
+
 def test_a_model_whose_weights_are_all_frozen_is_refused():
     loop = make_loop()
     with pytest.raises(ConfigError, match=r"train\.freeze: all weights of the model are frozen"):
@@ -225,6 +240,21 @@ def test_weights_that_match_a_pattern_thaw_at_their_epoch_also_after_a_restart(
         weights = trained(job, host_pool)
         assert f"resumes from step {resumed}" in get_messages(job, "restored")
         assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True))
+
+
+@pytest.mark.training
+def test_a_weight_learns_when_neither_freeze_nor_freeze_epochs_holds_it(
+    make_fine_tuning, host_pool
+):
+    freeze = {"*hidden/kernel": None, "*logits/bias": 1}
+    job, start = make_fine_tuning("both", **ALONE, train__freeze=freeze)
+    first = trained(job, host_pool, steps_limit=STEPS_PER_EPOCH)
+    assert all(np.array_equal(a, b) for a, b in zip(first[:-HEAD], start, strict=False))
+    assert first[-2].std() > 0 and not first[-1].any()  # the bias begins with zeros
+    job, _ = make_fine_tuning("both", **ALONE, train__freeze=freeze)
+    after = trained(job, host_pool)
+    pairs = enumerate(zip(first, after, strict=True))
+    assert [n for n, (a, b) in pairs if not np.array_equal(a, b)] == [0, 1, 3, 4, 5]
 
 
 def test_a_pattern_that_matches_no_weight_is_refused_with_the_names(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text
-from pipeline_ops.config.pipeline import PIPELINE_PATTERN
+from pipeline_ops.config.pipeline import PIPELINE_PATTERN, PipelineConfig
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import write_atomically
 
@@ -52,8 +52,9 @@ def import_od_api(arguments: argparse.Namespace) -> int:
         )
     converted = convert(arguments.pipeline_config, name)
     text, yaml_name = converted.to_yaml(), f"{converted.sections['pipeline']}.yaml"
+    problem = f"{arguments.pipeline_config}: has a value that we cannot take"
     try:
-        load_text(text, yaml_name, f"{arguments.pipeline_config}: has a value that we cannot take")
+        config = load_text(text, yaml_name, problem)
     except ConfigError as error:  # without the lines of a YAML that is not written
         raise ConfigError(re.sub(rf"{re.escape(yaml_name)}(:\d+)*: ", "", str(error))) from None
     if output is None:
@@ -62,9 +63,20 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, text.encode())
     print(f"Wrote {output}")
-    for title, items in converted.list_differences().items():
+    lists = {"Carried over, with the nearest model of ours:": _list_carried_over(config)}
+    for title, items in (lists | converted.list_differences()).items():
         print(f"\n{title}")
         for item in items:
             print(f"  {item}")
     print(f"\nNext:  trainyard validate --deep {output}")
     return 0
+
+
+def _list_carried_over(config: PipelineConfig) -> list[str]:
+    train, size = config.train, config.preprocess.stages[-1].parameters
+    augmentation = ", ".join(train.input.augment.model_dump(exclude_unset=True)) or "none"
+    return [
+        f"{train.model}; {train.length} of batch {train.batch_size}; "
+        f"{train.optimizer.name}, learning rate {train.learning_rate:g}",
+        f"images of {size['height']}x{size['width']} pixels; augmentation: {augmentation}",
+    ]

@@ -65,6 +65,7 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
         raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:
         check_trials(config, plan_trials(config))
+    check_warm_start(config)
     lines = summarize_pipeline(config)
     if is_deep:
         lines["checked"] = _check_data(config)
@@ -83,7 +84,6 @@ def _check_data(config: PipelineConfig) -> str:
     from beam_jobs.validation import validate_model, validate_plan
 
     validate_interval(config)
-    check_warm_start(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
@@ -95,10 +95,12 @@ def _check_data(config: PipelineConfig) -> str:
 
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
     """Describes the pipeline in a line for each task."""
-    train, search, search_line = config.train, config.search, {}
+    train, search, more = config.train, config.search, {}
+    if train.batch_description:
+        more["batch"] = train.batch_description
     if search:
         pruner = ", asha" if search.pruner == "asha" else ""
-        search_line["search"] = (
+        more["search"] = (
             f"{len(plan_trials(config))} trials ({search.method}{pruner}) "
             f"over {', '.join(search.parameters)}; {search.max_parallel} at a time; "
             f"the trial with the best {get_monitor(config)} is used"
@@ -114,7 +116,7 @@ def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
             f"on {train.workers} workers, {train.strategy}; "
             f"{train.optimizer.name}, learning rate {train.learning_rate:g}"
         ),
-        **search_line,
+        **more,
         "evaluate": f"gate on {', '.join(rule.metric for rule in config.evaluate.gate)}",
         "export": f"to the model {config.export.model} below {config.root}",
     }

@@ -6,7 +6,6 @@ TensorFlow Datasets' `data_dir`.
 
 from __future__ import annotations
 
-import argparse
 import importlib.resources.abc
 import sys
 from pathlib import Path
@@ -80,12 +79,8 @@ def _publish(staging: Path, version: Path, data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Prepares a data set of TensorFlow Datasets.")
-    parser.add_argument("builder")
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
     try:
-        prepare(arguments.builder, arguments.folder)
+        prepare(sys.argv[1], Path(sys.argv[2]))
     except TrainyardError as problem:
         print(problem, file=sys.stderr)
         sys.exit(problem.exit_code)

@@ -263,15 +263,15 @@ def _load_own_metrics(
 
     def compute(path: str, function: Any, labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
         logits = tf.math.log(tf.maximum(tf.constant(scores), np.finfo(np.float32).tiny))
-        values = compute_per_example(path, function, tf.constant(labels), logits).numpy()
+        tensor = compute_per_example(path, function, tf.constant(labels), logits)
+        values: np.ndarray = tensor.numpy()
         if values.shape != labels.shape or not np.isfinite(values).all():
             raise ConfigError(
                 f"evaluate.gate: {path} must return a finite number for each example, got shape "
                 f"{values.shape} for {len(labels)} examples"
                 + ("" if np.isfinite(values).all() else f", with {values[~np.isfinite(values)][0]}")
             )
-        found: np.ndarray = values
-        return found
+        return values
 
     return {
         name: functools.partial(compute, path, load_per_example(path, "evaluate.gate", folder))

@@ -102,14 +102,9 @@ class ConvertedConfig:
 
     def to_yaml(self) -> str:
         """Returns the config as YAML, with the differences as comments at its head."""
-        lines = [
-            f"# Converted from {self.file} of the TensorFlow Object Detection API.",
-            *(
-                line
-                for title, items in self.list_differences().items()
-                for line in ("#", f"# {title}", *_format_comments(items))
-            ),
-        ]
+        lines = [f"# Converted from {self.file} of the TensorFlow Object Detection API."]
+        for title, items in self.list_differences().items():
+            lines += ["#", f"# {title}", *_format_comments(items)]
         sections = yaml.safe_dump(
             self.sections,
             sort_keys=False,

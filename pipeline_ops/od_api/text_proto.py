@@ -51,7 +51,6 @@ _ESCAPE = re.compile(
 _ESCAPES = dict(zip("abfnrtv\\'\"?", "\a\b\f\n\r\t\v\\'\"?", strict=True))
 _CLOSING = {"{": "}", "<": ">"}
 _BOOLEANS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
-_FLOATS = ("inf", "infinity", "nan")
 
 
 class EnumName(str):
@@ -160,7 +159,7 @@ class _Parser:
         if token.lastgroup == "number":
             number = _parse_number(token[0])
             return -number if sign else number
-        if token[0].lower() in _FLOATS:
+        if token[0].lower() in ("inf", "infinity", "nan"):
             return float(sign + token[0])
         if token.lastgroup == "word" and not sign:
             return _BOOLEANS[token[0]] if token[0] in _BOOLEANS else EnumName(token[0])

@@ -126,10 +126,9 @@ def _convert_optimizer(config: ConfigReader, section: ConfigReader) -> dict[str,
         bounds = Clip.model_fields["global_norm"]
         clip = section.take("gradient_clipping_by_norm", float, clip, bounds)
         converted["clip"] = {"global_norm": clip}
-    evaluation = config.message("eval_config")
     has_average = optimizer.take("use_moving_average", bool, True)
     decay = optimizer.take("moving_average_decay", float, 0.9999)
-    if evaluation.take("use_moving_averages", bool, False) and has_average:
+    if config.message("eval_config").take("use_moving_averages", bool, False) and has_average:
         bounds = _OPTIMIZER["average_weights"]
         converted["average_weights"] = optimizer.take("moving_average_decay", float, decay, bounds)
     elif optimizer.has("moving_average_decay"):
@@ -278,11 +277,9 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
             option.mark_taken(name)
             is_new = not {"crops", "scale"} & augmentation.keys()
             match name:
-                case "random_horizontal_flip":
-                    augmentation["flip_left_right"] = True
-                    change.take_equal("probability", 0.5)
-                case "random_vertical_flip":
-                    augmentation["flip_top_bottom"] = True
+                case "random_horizontal_flip" | "random_vertical_flip":
+                    axis = "left_right" if "horizontal" in name else "top_bottom"
+                    augmentation[f"flip_{axis}"] = True
                     change.take_equal("probability", 0.5)
                 case "random_adjust_brightness":
                     augmentation["brightness"] = min(

@@ -12,6 +12,12 @@ LIKE_PIP := $$($(PIP) config list | sort -r | sed -nE -e 's/\\n/ /g' \
     -e 's/^[^=]*\.find.links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*\.trusted.host=/export UV_INSECURE_HOST=/p' \
     -e 's/^[^=]*\.cert=/export SSL_CERT_FILE=/p' -e 's/^[^=]*\.proxy=/export ALL_PROXY=/p')
 INSTALL := eval "$(LIKE_PIP)"; $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
+# GPU=1 installs TensorFlow with CUDA. An environment keeps its kind, because both packages write one folder.
+GPU ?= $(wildcard $(VENV)/installed-gpu)
+GPU_LOCK := $(if $(filter-out 0 no,$(GPU)),requirements-gpu.txt)
+INSTALLED := $(VENV)/installed$(if $(GPU_LOCK),-gpu)
+OTHER := $(VENV)/installed$(if $(GPU_LOCK),,-gpu)
+INSTALL_LOCKED := $(INSTALL) --require-hashes $(if $(GPU_LOCK),--excludes docker/locks/gpu-without.in)
 RAW := .trainyard/raw/digits
 
 # Without bytecode every import of TensorFlow or Airflow costs several times as much.
@@ -43,7 +49,7 @@ PROCESSES_kubernetes := -n 0
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-install: $(VENV)/installed ## make .venv with everything that runs
+install: $(INSTALLED) ## make .venv with everything that runs (GPU=1: on NVIDIA's GPUs)
 
 install-dev: $(VENV)/installed-dev ## make .venv with everything that runs and tests
 
@@ -105,12 +111,12 @@ lock: ## lock the dependencies again (needs uv)
 	echo uv | $(UV) -o requirements-install.txt -
 	$(UV) --extra all -o requirements.txt pyproject.toml
 	$(UV) --extra dev -o requirements-dev.txt pyproject.toml
+	$(UV) -c requirements-dev.txt --override docker/locks/gpu.in -o requirements-gpu.txt docker/locks/gpu.in
 	$(UV) -c requirements-dev.txt -o docker/locks/build.txt docker/locks/build.in
 	$(UV) -c requirements-dev.txt -o tests/docker/moto.txt tests/docker/moto.in
 	$(IMAGE) docker/locks/airflow.in $(CLIENTS) --extra openlineage --extra search \
 	    -o docker/locks/airflow.txt
 	$(WITHOUT_AIRFLOW) $(JOBS) -o docker/locks/jobs.txt
-	$(WITHOUT_AIRFLOW) $(JOBS) --override docker/locks/gpu.in -o docker/locks/jobs-gpu.txt
 	$(WITHOUT_AIRFLOW) docker/locks/serving.in --extra serving -o docker/locks/serving.txt
 	$(WITHOUT_AIRFLOW) --extra preprocess -o docker/locks/beam-worker.txt
 
@@ -128,19 +134,22 @@ $(PYTHON):
 	echo "No usable Python found: Trainyard needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and Ubuntu: apt install python3-venv)." >&2; \
 	exit 1
 
-$(VENV)/installed: requirements-install.txt requirements.txt pyproject.toml | $(PYTHON)
-	@echo "Installing. The first time takes a minute or more: TensorFlow, Beam and Airflow are large."
+$(INSTALLED): requirements-install.txt requirements.txt $(GPU_LOCK) pyproject.toml | $(PYTHON)
+	@if [ -e $(OTHER) ]; then \
+	    echo "$(VENV) has the TensorFlow for $(if $(GPU_LOCK),CPUs,GPUs). Remove $(VENV), then run make again." >&2; exit 1; \
+	fi
+	@echo "Installing. The first time takes a minute or more: TensorFlow, Beam and Airflow are large.$(if $(GPU_LOCK), CUDA is 4 GB more.)"
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements-install.txt
-	@$(INSTALL) --require-hashes -r requirements.txt
+	@$(INSTALL_LOCKED) -r requirements.txt $(addprefix -r ,$(GPU_LOCK))
 	@$(INSTALL) --no-build-isolation -e .
 	@$(PYTHON) -m compileall -q pipeline_ops beam_jobs dags
 	@touch $@
 
-$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
-	@$(INSTALL) --require-hashes -r requirements-dev.txt
+$(VENV)/installed-dev: requirements-dev.txt $(INSTALLED)
+	@$(INSTALL_LOCKED) -r requirements-dev.txt
 	@.ci/packages
 	@touch $@
 
 # Whole or absent: it takes its name by a rename.
-$(RAW): | $(VENV)/installed
+$(RAW): | $(INSTALLED)
 	@$(PYTHON) -m pipeline_ops.examples.digits $@

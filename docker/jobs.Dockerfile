@@ -2,18 +2,18 @@
 #
 #   docker build -f docker/jobs.Dockerfile --target jobs -t trainyard-jobs .
 #   docker build -f docker/jobs.Dockerfile --target host -t trainyard-host .     with an ssh server
-#   ... --build-arg LOCK=jobs-gpu.txt                                            for NVIDIA's GPUs
+#   ... --build-arg GPU=1                                                        for NVIDIA's GPUs
 #
-# Arguments: BASE_IMAGE; LOCK; PIP_INDEX_URL, which only the first stage sees; REVISION, for the
+# Arguments: BASE_IMAGE; GPU; PIP_INDEX_URL, which only the first stage sees; REVISION, for the
 # label. The only folder that a job writes to is /work.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ARG PIP_INDEX_URL
 ARG SOURCE_DATE_EPOCH=1767225600
-ARG LOCK=jobs.txt
-COPY docker/image/packages.sh docker/locks/${LOCK} /tmp/
-RUN sh /tmp/packages.sh /tmp/${LOCK}
+ARG GPU
+COPY docker/image/packages.sh docker/locks/jobs.txt requirements-gpu.txt /tmp/
+RUN sh /tmp/packages.sh /tmp/jobs.txt ${GPU:+/tmp/requirements-gpu.txt}
 COPY pyproject.toml README.md LICENSE /src/
 COPY docker/locks/build.txt /src/docker/locks/
 COPY pipeline_ops /src/pipeline_ops

@@ -5,13 +5,15 @@
 A process that uses TensorFlow imports this module before any other module imports TensorFlow. So
 does the process from which workers are forked: the import runs no TensorFlow operation, so it is
 safe before a fork. Keras is loaded, too. TensorFlow's C++ log shows only errors, unless
-TF_CPP_MIN_LOG_LEVEL is set.
+TF_CPP_MIN_LOG_LEVEL is set. On a GPU it takes memory as it needs it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from pipeline_ops.system.gpus import open_cusolver
 
 __all__ = ["tf"]
 
@@ -21,6 +23,9 @@ __all__ = ["tf"]
 _UNNEEDED_PACKAGES = ("sklearn", "scipy")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Otherwise the first process on a GPU takes all of its memory.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+open_cusolver()
 _hidden = [package for package in _UNNEEDED_PACKAGES if package not in sys.modules]
 for _package in _hidden:
     sys.modules[_package] = None  # type: ignore[assignment]  # Python's mark of "cannot be imported"

@@ -57,6 +57,7 @@ from pipeline_ops.storage.local_files import (
     write_json,
 )
 from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.system.gpus import find_gpus
 from pipeline_ops.system.host import (
     CLOSE_PORTS,
     OUT_OF_MEMORY,
@@ -67,7 +68,6 @@ from pipeline_ops.system.host import (
     describe_problems,
     die_with_parent,
     enter_network_namespace,
-    find_gpus,
     find_isolation_problem,
     find_unreachable,
 )

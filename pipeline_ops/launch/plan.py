@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.gang_protocol import Fork, Role, StoredWork, WorkerSpec, format_worker_name
 
 
@@ -171,13 +172,28 @@ def _spread_workers(hosts: Sequence[Host], num_workers: int) -> list[Host]:
 
 
 def _share_devices(config: Train, workers: Sequence[Host]) -> list[str]:
-    """The devices of each worker. Those of one host get one part after another."""
+    """The devices of each worker. Those of one host get one part after another.
+
+    All workers have GPUs or none has. With `auto` all have as many as the host with the fewest for
+    each. Raises ConfigError if a host has too few.
+    """
+    sharers = Counter(host.name for host in workers)
+    numbers = [len(host.gpus) // sharers[host.name] for host in workers]
+    fewest, count = min(numbers), config.devices_per_worker
+    if config.strategy == "auto" and fewest:
+        count = fewest
+    if fewest < count and any(host.gpus for host in workers):
+        host = workers[numbers.index(fewest)]
+        raise ConfigError(
+            f"host {host.name} has {len(host.gpus)} GPUs for {sharers[host.name]} workers, and a "
+            f"worker takes {count}. All workers of a gang train on GPUs, or none does. Lower "
+            "train.devices_per_worker or `workers` of the host, leave the host out, or set "
+            'CUDA_VISIBLE_DEVICES: "" in `environment` of the hosts file.'
+        )
     shares = []
     for host, group in itertools.groupby(workers):
-        sharers = len(list(group))
-        is_auto = config.strategy == "auto"
-        count = len(host.gpus) // sharers if is_auto else config.devices_per_worker
-        shares += [host.gpus[index * count : (index + 1) * count] for index in range(sharers)]
+        parts = range(len(list(group)))
+        shares += [host.gpus[index * count : (index + 1) * count] for index in parts]
     return [",".join(share) for share in shares]
 
 

@@ -1,4 +1,4 @@
-"""The host of this process: cores, GPUs, memory limit, network, ties of processes, and checks."""
+"""The host of this process: cores, memory limit, network, ties of processes, and checks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ast
 import contextlib
 import ctypes
 import fcntl
-import glob
-import importlib.metadata
 import math
 import os
 import re
@@ -24,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+
+from pipeline_ops.system.gpus import find_gpu_problem
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,32 +106,6 @@ def _read_quota(folder: Path) -> float | None:
         return float(quota) / float(period) if float(quota) > 0 else None
     except (OSError, ValueError):  # "max" is no number
         return None
-
-
-def find_gpus() -> list[str]:
-    """The names of the NVIDIA devices that this process may use, for CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    return [re.sub(r"\D", "", path) for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
-
-
-def find_gpu_problem() -> tuple[str, str] | None:
-    """Why TensorFlow will not use the GPUs of this host, and the cure. None if nothing is wrong."""
-    if not find_gpus():
-        return None
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return f"the driver's library can't be opened: {error}", "Install the NVIDIA driver."
-    try:
-        importlib.metadata.version("tensorflow-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return (
-        "tensorflow-cpu is installed, which uses no GPU",
-        "Install tensorflow[and-cuda] in its place, or set CUDA_VISIBLE_DEVICES to nothing.",
-    )
 
 
 OUT_OF_MEMORY = (

@@ -61,7 +61,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     reason, num_devices = "", config.devices_per_worker
     if name == "auto":
         name, reason = choose_strategy(config, spec.workers, gpus)
-        if name == "mirrored":
+        if name in ("mirrored", "multi_worker_mirrored"):
             num_devices = max(gpus, num_devices)
     devices = configure_devices(num_devices, gpus)
     match name:

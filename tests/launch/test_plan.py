@@ -7,6 +7,7 @@ import pytest
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.launch.plan import (
     Host,
     LaunchPlan,
@@ -98,6 +99,20 @@ def test_workers_of_one_host_have_devices_of_their_own():
     assert served.environment["ps 0"] == {"CUDA_VISIBLE_DEVICES": ""}, (
         "a process that does not train must not hold a device"
     )
+
+
+def test_all_workers_get_as_many_gpus_as_the_host_with_the_fewest_for_each():
+    hosts = [THREE[0], THREE[1].model_copy(update={"gpus": ("0", "1", "2")})]
+    made = plan(train(workers=2, strategy="auto"), hosts)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in made.environment.values()] == ["0,1,2"] * 2
+
+
+@pytest.mark.parametrize(("gpus", "strategy"), [((), "auto"), (("0",), "multi_worker_mirrored")])
+def test_no_worker_trains_without_a_gpu_beside_others_with_one(gpus, strategy):
+    hosts = [THREE[0], THREE[1].model_copy(update={"gpus": gpus})]
+    config = train(workers=2, strategy=strategy, devices_per_worker=1 + len(gpus))
+    with pytest.raises(ConfigError, match=f"host h2 has {len(gpus)} GPUs for 1 workers"):
+        plan(config, hosts)
 
 
 @pytest.mark.parametrize(

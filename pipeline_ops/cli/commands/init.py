@@ -29,7 +29,7 @@ from pipeline_ops.jobs.model_check import (
 )
 from pipeline_ops.planning.inputs import make_path_input
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.system.host import find_gpu_problem, find_gpus
+from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary

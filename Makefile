@@ -17,7 +17,8 @@ GPU ?= $(wildcard $(VENV)/installed-gpu)
 GPU_LOCK := $(if $(filter-out 0 no,$(GPU)),requirements-gpu.txt)
 INSTALLED := $(VENV)/installed$(if $(GPU_LOCK),-gpu)
 OTHER := $(VENV)/installed$(if $(GPU_LOCK),,-gpu)
-INSTALL_LOCKED := $(INSTALL) --require-hashes $(if $(GPU_LOCK),--excludes docker/locks/gpu-without.in)
+# Not with the settings in pyproject.toml, which leave out `tensorflow` on Linux.
+INSTALL_LOCKED := $(INSTALL) --require-hashes $(if $(GPU_LOCK),--no-config --excludes docker/locks/gpu-without.in)
 RAW := .trainyard/raw/digits
 
 # Without bytecode every import of TensorFlow or Airflow costs several times as much.

@@ -24,6 +24,7 @@ def host(tmp_path, monkeypatch):
         folder = tmp_path / "nvidia" / library[3:].partition(".")[0] / "lib"
         folder.mkdir(parents=True)
         shutil.copy(LIBRARY, folder / library)
+    (tmp_path / "nvidia" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(gpus, "_DRIVER", str(LIBRARY))
     monkeypatch.setattr(gpus, "_has_package", lambda name: False)
@@ -83,3 +84,24 @@ def test_the_import_of_tensorflow_opens_cusolver_and_not_the_driver(host):
     assert done.stdout.startswith("true ")
     assert str(host / "cusolver" / "lib" / "libcusolver.so.11") in done.stdout
     assert "libcuda.so.1" not in done.stdout
+
+
+CHECK = """
+import ctypes, os
+from pipeline_ops.input.tensorflow_start import tf
+library = ctypes.CDLL(os.path.join(os.path.dirname(tf.__file__), "libtensorflow_framework.so.2"))
+check = library._ZN3tsl8internal9DsoLoader26MaybeTryDlopenGPULibrariesEv  # an absl::Status
+check.restype, check.argtypes = None, [ctypes.c_void_p]
+status = ctypes.create_string_buffer(64)
+check(status)
+print(int.from_bytes(status.raw[:8], "little"))
+"""
+"""TensorFlow's own check before it registers a GPU. It needs no driver. 1 means success."""
+
+if gpus._find_packages():  # an environment of `make install GPU=1`
+
+    def test_tensorflow_opens_all_libraries_of_cuda():
+        done = subprocess.run(
+            [sys.executable, "-c", CHECK], capture_output=True, text=True, check=True, timeout=120
+        )
+        assert done.stdout.strip() == "1", done.stderr

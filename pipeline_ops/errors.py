@@ -84,6 +84,10 @@ class MachineError(TrainyardError):
     exit_code = ExitCode.RETRY
 
 
+class OutOfMemory(MachineError):
+    """A device has no memory left for a step of a training. Smaller parts of a batch may fit."""
+
+
 class Pruned(TrainyardError):
     """The pruner of a search stopped a trial, which is no failure. It leaves no artifact."""
 

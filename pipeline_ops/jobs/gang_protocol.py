@@ -179,6 +179,8 @@ class WorkerSpec(Message):
     threads: int
     """Its share of the host's cores."""
     devices: int = 1
+    micro_batches: int = 1
+    """At least those of the config: more after a step that found no memory."""
     steps_limit: int | None = None
     """Stops after this number of steps in total. For tests and measurements."""
 

@@ -84,6 +84,8 @@ class Status(BaseModel):
     exit_code: ExitCode
     manifest: str | None = Field(None, max_length=8192)
     message: str = ""
+    is_out_of_memory: bool = False
+    """Whether a worker's device had no memory for a step."""
     store: StoreUsage = StoreUsage()
     """The requests of the job's main process to a bucket."""
 

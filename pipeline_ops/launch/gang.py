@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import (
@@ -25,6 +27,7 @@ from pipeline_ops.errors import (
     DataError,
     ExitCode,
     MachineError,
+    OutOfMemory,
     Pruned,
     TrainyardError,
     make_error,
@@ -277,11 +280,13 @@ class WorkerMonitor:
     def find_cause(self, first: TrainyardError) -> TrainyardError:
         """The failure that explains most, after the peers have had a moment to report theirs.
 
-        An error of config, data or code comes before a killed process, and a killed process before
-        one that hangs. Then comes a crash, and last a peer's report of a lost connection.
+        An error of config, data or code comes before a lack of memory, this before a killed
+        process, and a killed process before one that hangs. Then comes a crash, and last a peer's
+        report of a lost connection.
         """
         exits = [(each, self._explain_exit(each)) for each in self._ended if each.exit_code]
         permanent = [failure for _, failure in exits if not failure.exit_code.is_retried]
+        permanent += [failure for _, failure in exits if isinstance(failure, OutOfMemory)]
         killed = [failure for process, failure in exits if process.was_killed]
         if permanent or killed:
             return [*permanent, *killed][0]
@@ -305,7 +310,8 @@ class WorkerMonitor:
             return self._blame(process, f"ended with {code} {step} and left no {file.name}")
         if status.exit_code == ExitCode.SUCCESS:
             return self._blame(process, f"ended {step}, but it must serve until the training ends")
-        return self._blame(process, f"failed {step}: {status.message}", status.exit_code)
+        failure = self._blame(process, f"failed {step}: {status.message}", status.exit_code)
+        return OutOfMemory(*failure.args) if status.is_out_of_memory else failure
 
     def _blame(
         self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
@@ -377,6 +383,8 @@ class Gang:
     check_lease: Callable[[], None] = lambda: None
     restarts: int = dataclasses.field(default=0, init=False)
     """The number of restarts after failures. A gang that only changes its size is not counted."""
+    warnings: list[str] = dataclasses.field(default_factory=list, init=False)
+    """For the figures of the training."""
 
     def __post_init__(self) -> None:
         self._log = GangLog(self.attempt)
@@ -397,7 +405,9 @@ class Gang:
                 self.check_lease()
                 if not outcome.exit_code.is_retried:
                     raise outcome
-                if not self._has_left_to_grow:
+                if isinstance(outcome, OutOfMemory):
+                    self._divide_batch(outcome)
+                elif not self._has_left_to_grow:
                     self._wait_before_restart(outcome)
             return outcome
         except Pruned as error:
@@ -609,6 +619,32 @@ class Gang:
                 problem = f"its processes still run {_KILL_SECONDS:.0f} s after they were killed"
                 for host in hosts:
                     self.host_pool.disconnect(host, problem)
+
+    def _divide_batch(self, failure: OutOfMemory) -> None:
+        """Has the next gang compute the same batch in twice as many parts.
+
+        Raises ConfigError if the config does not allow that.
+        """
+        parts = 2 * self.config.micro_batches
+        try:
+            values = self.config.model_dump() | {"micro_batches": parts}
+            self.config = Train.model_validate(values)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(
+                f"{failure}. More micro-batches are not possible: {reason}",
+                "Lower train.global_batch_size, make images or model smaller, or set "
+                "train.precision to bfloat16",
+            ) from None
+        self.restarts += 1
+        self.warnings.append(
+            f"A device had no memory for a step, so each replica computed its share of a batch in "
+            f"{parts} parts (train.micro_batches). Batch normalization takes the statistics of a "
+            "part"
+        )
+        message = f"{failure}. Restart {self.restarts}, with train.micro_batches: {parts}"
+        _log.warning(message)
+        self._report_event("restart", message)
 
     def _wait_before_restart(self, failure: TrainyardError) -> None:
         wait_seconds = self._restart_policy.record_failure(self._start_step)

@@ -151,6 +151,7 @@ def build_launch_plan(
                 progress=str(files.worker_progress(name)),
                 threads=max(1, host.cores // max(1, sharers[host.name])),
                 devices=config.devices_per_worker,
+                micro_batches=config.micro_batches,
                 steps_limit=steps_limit,
             )
         )

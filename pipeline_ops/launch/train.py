@@ -94,7 +94,7 @@ def train(job: Job) -> ExitCode:
                         shutil.copytree(job.work / name, draft.folder / name)
                 draft.seeds["train"] = config.seed
                 seconds = time.monotonic() - started_at
-                figures = summarize_training(job, config, dataset, plan, gang.restarts, seconds)
+                figures = summarize_training(job, config, dataset, plan, gang, seconds)
                 draft.figures.update(figures.model_dump(mode="json"))
     return ExitCode.SUCCESS
 
@@ -249,7 +249,7 @@ def summarize_training(
     config: Train,
     dataset: DatasetFigures,
     plan: LaunchPlan,
-    restarts: int,
+    gang: Gang,
     seconds: float,
 ) -> TrainingFigures:
     """The figures of the job. Raises TrainyardError if the workers' final weights differ."""
@@ -270,7 +270,8 @@ def summarize_training(
             "workers": workers,
             "batch": config.batch_description,
             "steps": state["step"],
-            "restarts": restarts,
+            "restarts": gang.restarts,
+            "warnings": state["warnings"] + gang.warnings[-1:],
             "weights_digest": digests[0],
             "worker_weights_digests": digests,
             "best_monitor": config.best_monitor,

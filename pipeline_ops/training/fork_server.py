@@ -35,10 +35,11 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.local_files import write_json
-from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.storage.read_errors import has_disk_error_message, to_exit_code
 from pipeline_ops.system.host import die_with_parent
 
 _log = logging.getLogger(__name__)
+_NO_MEMORY = re.compile(r"OOM when|out of memory|failed to allocate", re.IGNORECASE)
 _TEMPORARY_VARIABLES = re.compile(r"([^/\s]+)_temp/part-\d+-of-\d+([\w.-]*)")
 
 
@@ -172,12 +173,17 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
             errors.FailedPreconditionError,
         )
         # The first lines. TensorFlow's messages can fill pages, and the log has them.
-        lines = [line.strip() for line in str(error).strip().splitlines()[:4]]
+        lines = [line.strip() for line in str(error).strip().splitlines()]
+        # A full disk is the same error of TensorFlow.
+        is_full = isinstance(error, errors.ResourceExhaustedError)
+        is_full &= not has_disk_error_message(error)
+        lines = (is_full and [line for line in lines if _NO_MEMORY.search(line)][:1]) or lines[:4]
         # With the name that a temporary file of variables would get.
         text = _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", " ".join(lines))
         status = Status(
             exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
             message=f"{type(error).__name__}: {text[:500]}",
+            is_out_of_memory=is_full,
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result

@@ -87,7 +87,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     if spec.is_server:
         _serve(spec, progress)
     request = read_request(open_path(spec.request))
-    config = Train.model_validate(request.config)
+    config = Train.model_validate(request.config | {"micro_batches": spec.micro_batches})
     with (
         _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),

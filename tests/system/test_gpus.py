@@ -68,22 +68,36 @@ def test_devices_are_counted_as_cuda_counts_them(monkeypatch):
     assert gpus.find_gpus() == ["GPU-1", "MIG-2"]
 
 
-def test_the_import_of_tensorflow_opens_cusolver_and_not_the_driver(host):
-    """In a process of its own, whose mapped files would show the library of the driver."""
+FORK_SERVER = """
+import os
+from pipeline_ops.jobs.gang_protocol import HEARTBEATS_VARIABLE
+from pipeline_ops.training import fork_server
+os.environ[HEARTBEATS_VARIABLE] = str(os.pipe()[1])
+fork_server.main()
+name = "TF_FORCE_GPU_ALLOW_GROWTH"
+print(f"{name}={os.environ[name]}", open("/proc/self/maps").read())
+"""
+"""A fork server whose input ends at once. What it prints goes to its standard error."""
+
+
+def test_the_imports_of_the_fork_server_open_cusolver_and_not_the_driver(host):
+    """In a process of its own, whose mapped files would show the library of the driver. A forked
+    worker could not use a driver that its parent has opened."""
     shutil.copy(LIBRARY, host / "libcuda.so.1")
-    program = (
-        "import pipeline_ops.input.tensorflow_start, os;"
-        "print(os.environ['TF_FORCE_GPU_ALLOW_GROWTH'], open('/proc/self/maps').read())"
-    )
     paths = [str(host.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": str(host)}
-    command = [sys.executable, "-c", program]
     done = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", FORK_SERVER],
+        stdin=subprocess.DEVNULL,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
-    assert done.stdout.startswith("true ")
-    assert str(host / "cusolver" / "lib" / "libcusolver.so.11") in done.stdout
-    assert "libcuda.so.1" not in done.stdout
+    assert '"ready"' in done.stdout and "TF_FORCE_GPU_ALLOW_GROWTH=true" in done.stderr
+    assert str(host / "cusolver" / "lib" / "libcusolver.so.11") in done.stderr
+    assert "libcuda.so.1" not in done.stderr
 
 
 CHECK = """

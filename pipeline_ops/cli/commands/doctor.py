@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
@@ -39,6 +39,7 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
+from pipeline_ops.system.gpus import find_gpu_problem
 from pipeline_ops.system.host import (
     CLOSE_PORTS,
     OPEN_PORTS,
@@ -50,6 +51,7 @@ from pipeline_ops.user_code.interpreter import read_versions
 
 _MAX_SKEW_SECONDS = 120.0
 _DISTRIBUTION = "airflow-provider-trainyard"
+_DEVICE_CHECK, _DEVICE_SECONDS, _LOG_TAIL = "pipeline_ops.training.device_check", 300, 2000
 _EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
 """Packages of which a host has either one: the first with GPUs, the second without."""
 
@@ -57,6 +59,9 @@ _EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, doctor)
     add_config(parser, nargs="?")
+    parser.add_argument(
+        "--gpu", action="store_true", help="Also compute on the GPUs of this host, for a minute."
+    )
     parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
 
 
@@ -67,9 +72,13 @@ def doctor(arguments: argparse.Namespace) -> int:
     jobs, the store, the raw data, the keys, and the hosts, images and clusters that it
     names. Prints each problem with its cure. The exit status is 0 if there is none,
     and 75 if there is one. Warnings do not count. Writes files to the store and
-    removes them, and runs a small job on Flink or Spark. Pulls no image.
+    removes them, and runs a small job on Flink or Spark. Pulls no image. With --gpu,
+    names the devices, adds over all of them, and compares a short training on one with
+    one on all.
     """
     findings = list(find_all(arguments.config))
+    if arguments.gpu:
+        findings += check_gpus()
     problems = [each for each in findings if each.problem and not each.is_warning]
     if arguments.json:
         values = [each.model_dump(mode="json") for each in findings]
@@ -115,6 +124,22 @@ def find_all(file: Path | None) -> Iterator[Finding]:
     yield from check_engine(config)
     yield from check_places(config)
     yield from check_gang_ports(config)
+
+
+def check_gpus() -> list[Finding]:
+    """Checks the GPUs of this host in a process of its own, which frees them when it ends."""
+    if problem := find_gpu_problem():
+        return [Finding(check="GPUs", problem=problem[0], cure=problem[1])]
+    command = [sys.executable, "-m", _DEVICE_CHECK, "gpu"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_DEVICE_SECONDS
+        )
+        return TypeAdapter(list[Finding]).validate_json(done.stdout.splitlines()[-1])
+    except subprocess.SubprocessError as error:
+        log = str(getattr(error, "stderr", "") or "").strip()[-_LOG_TAIL:]
+        cure = f"{' '.join(command)} shows the whole log."
+        return [Finding(check="GPUs", problem=f"{error}\n{log}", cure=cure)]
 
 
 def _make_finding(check: str, error: Exception, cure: str) -> Finding:

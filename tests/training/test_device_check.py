@@ -1,0 +1,57 @@
+"""The check of GPUs, on logical CPUs, and what it says where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline_ops.cli.commands import doctor
+from pipeline_ops.training.device_check import compare_losses
+
+LOSSES = np.array([2.3, 2.1, 1.9])
+
+
+def check(kind):
+    command = [sys.executable, "-m", "pipeline_ops.training.device_check", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    return json.loads(done.stdout)
+
+
+def test_two_devices_add_and_train_as_one():
+    build, device, added, steps = check("cpu")
+    assert build["check"].startswith("TensorFlow 2.")
+    assert "CPU:0" in device["check"]
+    assert added["check"] == "a sum over 2 devices"
+    assert steps["check"] == "10 steps on one device and on all"
+    assert [each["problem"] for each in (build, device, added, steps)] == [""] * 4
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [(LOSSES * [1, 1, np.nan], "is not finite: [2.3, 2.1, nan]"), (LOSSES * 1.01, "and on all")],
+)
+def test_devices_that_compute_otherwise_are_told(other, problem):
+    found = compare_losses(LOSSES, other)
+    assert problem in found.problem and "train.devices_per_worker to 1" in found.cure
+    assert compare_losses(LOSSES, LOSSES * 1.0001).problem == ""
+
+
+def test_doctor_says_that_there_is_no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(doctor, "find_gpu_problem", lambda: None)
+    *_, found = doctor.check_gpus()
+    assert found.problem == "TensorFlow registers no GPU of this host"
+
+
+def test_doctor_names_the_driver_and_the_end_of_a_check_that_fails(monkeypatch):
+    monkeypatch.setattr(doctor, "find_gpu_problem", lambda: ("no driver", "Install it."))
+    [found] = doctor.check_gpus()
+    assert (found.problem, found.cure) == ("no driver", "Install it.")
+    monkeypatch.setattr(doctor, "find_gpu_problem", lambda: None)
+    monkeypatch.setattr(doctor, "_DEVICE_CHECK", "pipeline_ops.no_such_module")
+    [found] = doctor.check_gpus()
+    assert "No module named pipeline_ops.no_such_module" in found.problem

@@ -90,6 +90,8 @@ def export_saved_model(spec: CandidateSpec) -> None:
         served = ServedDetector(model, image_shape, head, geometry)
     else:
         served = ServedClassifier(model, image_shape, geometry)
+    # On a GPU, TF32 would round the references to ten bits, and exported formats would differ.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     _write_references(dataset, served, folder)
     is_detector = isinstance(served, ServedDetector)
     add_class_names(served, dataset.figures.class_names, work, with_label_map=is_detector)

@@ -45,8 +45,7 @@ def compute_dispersion(
 ) -> float:
     """Returns how many labels are drawn together: those of tiles, copies, groups and boxes.
 
-    Dividing all counts by it keeps the test from seeing more independent draws than there are. For
-    groups and boxes it is the factor on the variance if all members of one are of the same class.
+    For groups and boxes it is the factor on the variance if all members of one have the same class.
     `num_records` are those before the stages, and `unit_size` is the size of a group in records.
     """
     shares = [num_examples[split] / max(1, num_records[split]) for split in SPLITS]

@@ -44,7 +44,7 @@ DetectionMetric = Literal[
     "mar_medium",
     "mar_large",
 ]
-"""COCO's metrics, for a detector. All of them can be resampled."""
+"""COCO's metrics in its order, for a detector. All of them can be resampled."""
 Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
 """Measures of the model as it is served, or of its data. `latency_milliseconds` is the median for
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
@@ -70,7 +70,11 @@ def _check_metric(value: Any, check: Callable[[Any], str], info: ValidationInfo)
         train = (info.context or {}).get("train")
         model = train.get("model") if isinstance(train, dict) else None
         task = find_model(model).task if isinstance(model, str) else None
-        hint = suggest_name(value.lower(), _METRICS[task] if task else _BUILT_IN_METRICS)
+        names = _METRICS[task] if task else _BUILT_IN_METRICS
+        similar = sorted(name for name in names if name.startswith(value.lower()))
+        hint = f"valid names are {', '.join(similar)}"
+        if len(similar) < 2:
+            hint = suggest_name(value.lower(), names)
         if task != "detection":
             hint += ", and a metric of your own is named as my_package.my_module:metric"
         raise ValueError(f"unknown name {value!r:.100}; {hint}")
@@ -142,10 +146,16 @@ class Rule(Section):
                 raise ValueError(
                     f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
                 )
+        naming = " A function of your own is lower-is-better if its name ends in loss or error."
+        naming *= bool(self.own_metric)
         if self.at_least is not None and is_lower_better(self.metric):
-            raise ValueError(f"{self.metric} is lower-is-better. Use at_most, not at_least.")
+            raise ValueError(
+                f"{self.metric} is lower-is-better. Use at_most, not at_least.{naming}"
+            )
         if self.at_most is not None and not is_lower_better(self.metric):
-            raise ValueError(f"{self.metric} is higher-is-better. Use at_least, not at_most.")
+            raise ValueError(
+                f"{self.metric} is higher-is-better. Use at_least, not at_most.{naming}"
+            )
         return self
 
     @model_validator(mode="after")

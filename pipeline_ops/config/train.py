@@ -23,6 +23,7 @@ from pipeline_ops.config.fields import (
 from pipeline_ops.config.model_catalogue import (
     Task,
     UserFunction,
+    check_function,
     check_model,
     find_model,
     is_user_function,
@@ -443,6 +444,21 @@ _NOT_FOR_DETECTORS = {
 }
 
 
+def _to_callback(value: Any) -> Any:
+    """Returns an entry of `callbacks` as path and arguments. Raises ValueError with the form."""
+    entry = {value: {}} if isinstance(value, str) else value
+    if not isinstance(entry, dict) or not all(isinstance(each, dict) for each in entry.values()):
+        raise ValueError(
+            "a callback is `my_module:MyCallback`, or with arguments "
+            f"`keras.callbacks:CSVLogger: {{filename: log.csv}}`, got {value!r:.200}"
+        )
+    for path in entry:
+        if "." not in str(path) and ":" not in str(path):
+            raise ValueError(f"write keras.callbacks:{path}, if it is Keras's, or module:{path}")
+        check_function(str(path))
+    return entry
+
+
 class Train(TaskSection):
     """Shards to trained weights and a candidate SavedModel."""
 
@@ -540,7 +556,9 @@ class Train(TaskSection):
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = advanced_field(Divergence())
-    callbacks: list[UserFunction | dict[UserFunction, dict[str, Any]]] = advanced_field([])
+    callbacks: list[Annotated[str | dict[str, Any], AfterValidator(_to_callback)]] = advanced_field(
+        []
+    )
     """Callbacks of Keras: classes, objects, or functions that return them, such as
     `my_package.my_module:MyCallback`, or with arguments, `keras.callbacks:CSVLogger: {filename:
     log.csv}` (docs/training-options.md)."""
@@ -622,10 +640,8 @@ class Train(TaskSection):
     @property
     def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:
         """Path and arguments of each callback."""
-        pairs: list[tuple[str, dict[str, Any]]] = []
-        for entry in self.callbacks:
-            pairs += [(entry, {})] if isinstance(entry, str) else entry.items()
-        return pairs
+        entries = (entry for entry in self.callbacks if isinstance(entry, dict))  # as are all
+        return [pair for entry in entries for pair in entry.items()]
 
     @property
     def task(self) -> Task:

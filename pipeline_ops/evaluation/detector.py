@@ -14,12 +14,12 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pipeline_ops.artifacts.results import ModelEvaluation
-from pipeline_ops.config.evaluate import Evaluate, Slice
+from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.detection_draws import (
     ClassMatches,
@@ -58,11 +58,6 @@ _DEFAULT_SCORE = 0.5
 """The threshold where no detection is right."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 """COCO's sizes: the area in pixels, each below its limit."""
-_COCO_METRICS = (
-    *("map", "map_50", "map_75", "map_small", "map_medium", "map_large"),
-    *("mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large"),
-)
-"""COCO's figures in its order, under the names that most papers use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +364,7 @@ def evaluate_boxes(
     return DetectionEvaluation(
         {
             name: float(value)
-            for name, value in zip(_COCO_METRICS, evaluator.stats, strict=True)
+            for name, value in zip(get_args(DetectionMetric), evaluator.stats, strict=True)
             if value > -1
         },
         {name: float(values.mean()) for name, values in found.items()},

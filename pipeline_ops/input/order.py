@@ -126,9 +126,8 @@ class RepeatedOrder:
     def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (positions_b, examples_b), both int64.
 
-        The positions take the place of epochs, so that each copy has its own random changes. A
-        round puts points at a distance of 1 on the line of the factors, from a random start on, and
-        each example has as many copies as there are points on its part.
+        The positions take the place of epochs, so that each copy has its own random changes. Points
+        at a distance of 1 lie on the line of the factors, from a random start on.
         """
         rounds_b, places_b = self._order.compute(positions_b)
         rng = StatelessRandom(self._seed, rounds_b, tf.zeros_like(rounds_b))

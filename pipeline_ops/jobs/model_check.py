@@ -51,6 +51,8 @@ class PlannedTraining(BaseModel):
     """True if it trains on other hosts, so that TensorFlow may be missing here."""
     weights: str = ""
     """The file or the folder of weights that it begins with, if this host has it."""
+    gate_metrics: list[str] = []
+    """The functions of `evaluate.gate`, which are checked like those of `train.metrics`."""
 
     @classmethod
     def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
@@ -61,8 +63,18 @@ class PlannedTraining(BaseModel):
             train=config.train.model_dump(mode="json"),
             python="" if is_elsewhere else str(config.resolve_interpreter("train") or python),
             has_hosts=is_elsewhere or config.hosts is not None,
-            weights="" if is_elsewhere else str(config.weights_path or ""),
+            weights="" if is_elsewhere else str(config.weights_path or _find_bundle(config) or ""),
+            gate_metrics=list(config.evaluate.own_metrics.values()),
         )
+
+
+def _find_bundle(config: PipelineConfig) -> Path | None:
+    """Returns the file of `train.warm_start: weights NAME`, if the store is a folder."""
+    kind, _, name = (config.train.warm_start or "").partition(" ")
+    if kind != "weights" or not config.root.is_local:
+        return None
+    files = (config.root / "weights" / name).local.glob("*")
+    return next((file for file in files if file.suffix in (".npz", ".h5", ".keras")), None)
 
 
 _log = logging.getLogger(__name__)
@@ -116,7 +128,9 @@ def validate_training(
     verdicts. Raises ConfigError, with file, line, key and cure, if the model can't be trained, and
     MachineError if the process was killed or took too long.
     """
-    train = Train.model_validate(training.train)
+    own = Train.model_validate(training.train)
+    added = [path for path in training.gate_metrics if path not in own.metrics]
+    train = own.model_copy(update={"metrics": own.metrics + added})
     validate_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):
         raise _make_located_error(
@@ -128,7 +142,7 @@ def validate_training(
         return
     request = ModelCheckRequest(
         config_file=training.config_file,
-        train=training.train,
+        train=train.model_dump(mode="json"),
         task=task,
         image_shape=image_shape,
         num_classes=num_classes,
@@ -140,6 +154,8 @@ def validate_training(
     _log.info("building the model %s on one batch", train.model)
     response = _build_model(training, request)
     if fault := response.get("fault"):
+        if any(path in fault for path in added):
+            fault = fault.replace("train.metrics", "evaluate.gate", 1)
         raise _make_located_error(training, fault)
     if missing := response.get("missing"):
         if not training.has_hosts:
@@ -158,7 +174,7 @@ def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckReq
         modules.append(f"pipeline_ops.models.{CATALOGUE[train.model].module}")
     code = digest_sources(modules, used=[train.model]) | digest_user_code(train, folder)
     facts = request.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
-    chosen = {name: training.train[name] for name in _CHECKED_KEYS}
+    chosen = {name: request.train[name] for name in _CHECKED_KEYS}
     versions = read_versions(Path(_get_python(training)), _VERSIONS)
     weights: list[list[Any]] = []
     if training.weights:

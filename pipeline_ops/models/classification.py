@@ -210,8 +210,7 @@ def _compute_logits(
 ) -> tf.Tensor:
     """Calls a model that returns probabilities, if not also in training, and returns its logits.
 
-    In a graph they are what the last activation takes, so no probability underflows. Without a
-    graph (`train.debug: eager`) they are logarithms.
+    In a graph they are what the last activation takes. Without one they are logarithms.
     """
     outputs = call(*arguments, **options)
     if tf.executing_eagerly():

@@ -48,20 +48,12 @@ class _Figure(NamedTuple):
     limit: int | None = None
 
 
-_SMALL, _MEDIUM, _LARGE = (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10)
+_AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
 _FIGURES = {
-    "map": _Figure(),
-    "map_50": _Figure((0.5,)),
-    "map_75": _Figure((0.75,)),
-    "map_small": _Figure(areas=_SMALL),
-    "map_medium": _Figure(areas=_MEDIUM),
-    "map_large": _Figure(areas=_LARGE),
-    "mar_1": _Figure(limit=1),
-    "mar_10": _Figure(limit=10),
-    "mar_100": _Figure(limit=100),
-    "mar_small": _Figure(areas=_SMALL, limit=100),
-    "mar_medium": _Figure(areas=_MEDIUM, limit=100),
-    "mar_large": _Figure(areas=_LARGE, limit=100),
+    **{"map": _Figure(), "map_50": _Figure((0.5,)), "map_75": _Figure((0.75,))},
+    **{f"map_{size}": _Figure(areas=areas) for size, areas in _AREAS.items()},
+    **{f"mar_{limit}": _Figure(limit=limit) for limit in (1, 10, 100)},
+    **{f"mar_{size}": _Figure(areas=areas, limit=100) for size, areas in _AREAS.items()},
 }
 
 _FEATURES = {

@@ -320,6 +320,8 @@ def _read_paths(reader: ConfigReader) -> list[str]:
 
 def _to_absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
+    if "PATH_TO_BE_CONFIGURED" in path:
+        raise ConfigError(f"pipeline.config: {path} is a placeholder. Set the path.")
     if "://" in path:
         raise ConfigError(
             f"pipeline.config: {path}: only records and label maps in local folders are converted. "

@@ -155,8 +155,7 @@ def add_bundle(
 ) -> bool:
     """Copies a file into the store. Returns False if the bundle holds the same content already.
 
-    Raises ConfigError if the name or the file cannot be used, the file has another checksum, or the
-    bundle holds another content.
+    Raises ConfigError if name, file or checksum is wrong, or the bundle holds another content.
     """
     if not re.fullmatch(BUNDLE_NAME, name):
         raise ConfigError(
@@ -217,10 +216,9 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def fetch_weights(entry: Input) -> str:
-    """Returns the local path of a training's initial weights.
+    """Returns the local path of a training's initial weights, copied from a bucket.
 
-    A version or a bundle in a bucket is copied into the host's cache. Raises DataError if a bundle
-    is gone or damaged, or is not the one of the plan.
+    Raises DataError if a bundle is gone or damaged, or is not the one of the plan.
     """
     uri = fetch_version(entry).uri
     path = Path(uri)

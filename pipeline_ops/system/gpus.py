@@ -45,11 +45,8 @@ def find_gpu_problem() -> tuple[str, str] | None:
         ctypes.CDLL(_DRIVER)
     except OSError as error:
         return f"the driver's library can't be opened: {error}", "Install the NVIDIA driver."
-    if _has_package("tensorflow-cpu"):
-        return (
-            "tensorflow-cpu is installed, which uses no GPU",
-            "Remove .venv, then: make install GPU=1. Or set CUDA_VISIBLE_DEVICES to nothing.",
-        )
+    if problem := find_package_problem():
+        return problem
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(_locate(name))
@@ -59,6 +56,16 @@ def find_gpu_problem() -> tuple[str, str] | None:
             )
             return f"a library of CUDA can't be opened, so TensorFlow uses no GPU: {error}", cure
     return None
+
+
+def find_package_problem() -> tuple[str, str] | None:
+    """Why the installed TensorFlow uses no GPU, and the cure. None if it may use one."""
+    if not _has_package("tensorflow-cpu"):
+        return None
+    return (
+        "tensorflow-cpu is installed, which uses no GPU",
+        "Remove .venv, then: make install GPU=1. Or set CUDA_VISIBLE_DEVICES to nothing.",
+    )
 
 
 def open_cusolver() -> None:

@@ -1,18 +1,14 @@
 """The callbacks at the end of an epoch that the config has, and Keras's callbacks.
 
-The config's reduce the learning rate, remember the best weights, and stop. They change only the
-state.
+The config's reduce the learning rate, remember the best weights, and stop.
 
 Keras's are called through `keras.callbacks.CallbackList`, with the hooks and the logs of
 `Model.fit`, which `loop.py` replaces. They get a model of their own: a copy of the trained one,
 with an optimizer and without a strategy. Before a hook it gets weights and learning rate from the
-training. What a callback has changed of these, and `stop_training`, goes back afterwards. So a
-callback sees an ordinary model under every strategy, and one that runs on the chief alone does not
-wait for the other workers.
+training. What a callback has changed of these, and `stop_training`, goes back afterwards.
 
 All workers call the callbacks with the same reduced figures, so all workers decide alike. The state
-holds everything that a callback remembers, so a restarted gang continues as if it had never
-stopped.
+holds everything that a callback remembers, for a restart.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import callbacks as kinds
 from keras.callbacks import Callback
 
 from pipeline_ops.artifacts.results import Epoch
@@ -40,12 +37,7 @@ from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
 
-_CHIEF_ONLY = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
+_CHIEF_ONLY = (kinds.CSVLogger, kinds.ModelCheckpoint, kinds.RemoteMonitor, kinds.TensorBoard)
 """Callbacks of Keras that only write. With several workers they would write everything again."""
 _REFUSED = {
     keras.callbacks.BackupAndRestore: "The training has checkpoints of its own. Leave it out.",
@@ -54,11 +46,7 @@ _REFUSED = {
 }
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
-_MONITORS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-)
+_MONITORS = (kinds.EarlyStopping, kinds.ModelCheckpoint, kinds.ReduceLROnPlateau)
 _KERAS = str(Path(keras.__file__).parent)
 _NOT_REMEMBERED = ("_model", "params")
 _PATHS = ("filepath", "filename", "log_dir")
@@ -117,10 +105,9 @@ def _update_patience(
 class KerasCallbacks:
     """The callbacks of `train.callbacks` on this worker.
 
-    All workers make the same calls here in the same order, because each reads the weights of the
-    loop. `model` is compiled, has the loop's weights and optimizer variables in the loop's order,
-    and belongs to no strategy. It is None if there are no callbacks. In `folder` a callback writes
-    to relative paths. `params` are those that callbacks get from `fit`.
+    All workers make the same calls in the same order, because each reads the weights of the loop.
+    `model` is compiled, belongs to no strategy, and has the loop's variables in the loop's order.
+    It is None without callbacks. `params` are those that callbacks get from `fit`.
     """
 
     def __init__(
@@ -147,10 +134,7 @@ class KerasCallbacks:
         """Whether a callback is called for each step, so that each step is a call of its own."""
 
     def begin(self, state: TrainingState) -> None:
-        """Calls `on_train_begin`, then restores what a checkpoint holds of the callbacks.
-
-        What they do to a resumed training when it begins was done when it began first.
-        """
+        """Calls `on_train_begin`, then restores what a checkpoint holds of the callbacks."""
         is_resumed = bool(state.callbacks)
         if is_resumed:
             for each in self._get_own():
@@ -370,8 +354,7 @@ def load_callbacks(
     """Loads the callbacks of one entry of `train.callbacks`.
 
     The entry names a subclass of `keras.callbacks.Callback`, an instance, or a function that
-    returns one or a list of them. Raises ConfigError if it is none of these, or if it is a callback
-    that cannot work here.
+    returns one or a list of them. Raises ConfigError for anything that cannot work here.
     """
     where = f"train.callbacks: {path}"
     loaded = load_object(path, "train.callbacks", config_folder)
@@ -445,7 +428,6 @@ def to_logs(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _has_batch_hooks(callback: Callback) -> bool:
     """Returns whether a callback has to be called for each step."""
-    kinds = keras.callbacks
     if type(callback) is kinds.ModelCheckpoint:
         return callback.save_freq != "epoch"
     if type(callback) is kinds.TensorBoard:

@@ -91,7 +91,7 @@ def _compute_values(
 ) -> tf.Tensor:
     """Computes the values of a user's loss or metric, one for each example."""
     with _convert_user_errors(f"{key}: {path}", True, " when called with (labels, logits)"):
-        values = compute_per_example(key, function, labels, logits)
+        values = compute_per_example(f"{key}: {path}", function, labels, logits)
     if values.shape[0] != _NUM_IMAGES:
         raise ConfigError(
             f"{key}: {path} returns {values.shape[0]} values for a batch of {_NUM_IMAGES} images. "

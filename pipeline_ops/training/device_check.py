@@ -43,7 +43,8 @@ def check_devices(kind: str) -> Iterator[Finding]:
         yield Finding(
             check="GPUs",
             problem="TensorFlow registers no GPU of this host",
-            cure="Set TF_CPP_MIN_LOG_LEVEL=0 and run it again: TensorFlow's log has the reason.",
+            cure="TF_CPP_MIN_LOG_LEVEL=0 python -m pipeline_ops.training.device_check gpu shows "
+            "the reason in TensorFlow's log.",
         )
         return
     for device in physical:

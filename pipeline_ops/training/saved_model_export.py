@@ -122,8 +122,7 @@ def add_class_names(
 ) -> None:
     """Adds the class names to the assets of a SavedModel, which copies them from a folder.
 
-    `class_names.txt` has one class in a line, with spaces for line breaks. `label_map.pbtxt` is a
-    label map of the Object Detection API, which counts classes from 1.
+    `label_map.pbtxt` is a label map of the Object Detection API, which counts classes from 1.
     """
     lines = "".join(" ".join(name.splitlines()) + "\n" for name in names)
     served.class_names = _write_asset(folder / "class_names.txt", lines)

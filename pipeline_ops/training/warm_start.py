@@ -146,8 +146,7 @@ def _read_with_keras(
 
     A file without `.weights` in its name is one of `keras.applications`, the weights of a backbone,
     also if it has a top. Returns the weights that were in the file, and the names of those outside
-    of the backbone. A mark that no file has shows which weights were set. `names` are those of the
-    model's weights, because Keras counts the layers of a process for the names of a second model.
+    of the backbone. `names` are the model's, because Keras names the layers of a second one anew.
     """
     target, marks = model, [_make_mark(variable) for variable in model.weights]
     model.set_weights(marks)

@@ -5,14 +5,10 @@ ResNet and MobileNetV2 are those of `keras.applications` (`object_detection/mode
 Those of EfficientNet have names of the Model Garden. A checkpoint of TF1 has TF-Slim's scopes, such
 as `FeatureExtractor/resnet_v1_50/block1/unit_1/bottleneck_v1/conv1/weights`.
 
-The networks compute the same with these conversions: a ResNet there takes red, green, blue and has
-no biases, and an EfficientNet there takes normalized images. TF-Slim's ResNet has its strides in
-the last unit of a block and not in the first one of the next, which gives the same numbers, because
-only convolutions of one pixel are in between. Two differences stay in ResNet, which fine-tuning
-learns: its maximum over pixels begins one pixel later there, and the epsilon of its normalization
-is 1e-5 instead of 1.001e-5.
-
-This module only compares names and makes no reads. `warm_start.py` calls it.
+A ResNet there takes red, green, blue and has no biases, and an EfficientNet there takes normalized
+images. TF-Slim's ResNet has its strides in the last unit of a block and not in the first one of the
+next, which gives the same numbers. Two differences stay in ResNet, which fine-tuning learns: its
+maximum over pixels begins one pixel later there, and the epsilon of its normalization is 1e-5.
 """
 
 from __future__ import annotations
@@ -58,8 +54,7 @@ _IMAGENET = {"mean": MEAN, "variance": np.square(DEVIATION), "count": 0}
 class Backbone(NamedTuple):
     """The source of each weight of a model: `stored` has names in the checkpoint by ours.
 
-    `constants` are weights that our network has besides. `outside` names the model's weights that
-    are not in the backbone.
+    `constants` are weights that only ours has. `outside` names weights not in the backbone.
     """
 
     stored: dict[str, str]

@@ -74,6 +74,7 @@ def load_object(path: str, key: str, remedy: str) -> Any:
             for each, value in vars(module).items()
             if getattr(value, "__module__", None) == module_name
         ]
+        known = known or [each for each, value in vars(module).items() if callable(value)]
         raise ConfigError(
             f"{key}: the module {module_name} has no function {name!r}; {suggest_name(name, known)}"
         )

@@ -181,13 +181,13 @@ def test_a_run_that_is_stopped_in_the_middle_leaves_no_process_and_no_temporary_
     aside = {**survivors.environment, "TRAINYARD_HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "pipeline_ops.cli.main", "run", str(trainyard.config)]
     argv += set_words("train.epochs=2000")
-    process = subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True)
-    assert any(re.search(r"\d/\d+ steps", line) for line in process.stdout)
-    assert len(survivors.look()) > 8
-    stopwatch = Stopwatch()
-    process.send_signal(number)
-    assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 128 + number)
-    assert stopwatch.seconds < 5.0
+    with subprocess.Popen(argv, env=aside, stdout=subprocess.PIPE, text=True) as process:
+        assert any(re.search(r"\d/\d+ steps", line) for line in process.stdout)
+        assert len(survivors.look()) > 8
+        stopwatch = Stopwatch()
+        process.send_signal(number)
+        assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 128 + number)
+        assert stopwatch.seconds < 5.0
     if number == signal.SIGKILL:
         argv[-1] = "train.epochs=1"
         subprocess.run(argv, env=aside, check=True, stdout=subprocess.DEVNULL, timeout=300)

@@ -172,6 +172,13 @@ def test_annotations_without_their_images_are_told_with_count_and_example(pictur
     ) in output
 
 
+def test_a_metric_of_the_gate_is_built_like_one_of_the_training(user_package, pictures, capsys):
+    rule = "{metric: 'acme_vision.objectives:mean_loss', at_most: 0.5}"
+    code, output = deep(capsys, pictures, SMALL, f"evaluate.gate=[{rule}]")
+    assert code == 78
+    assert "evaluate.gate: acme_vision.objectives:mean_loss: must return a value for" in output
+
+
 def test_weights_that_are_missing_or_do_not_fit_are_refused(pictures, capsys):
     code = main(["validate", str(pictures), *set_words("train.warm_start=nowhere.npz")])
     output = capsys.readouterr().err

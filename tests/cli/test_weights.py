@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.planning.inputs import check_warm_start
 from pipeline_ops.retention.collector import Options, collect, explain_path
 
@@ -92,6 +93,16 @@ def test_unknown_weights_are_refused_by_validate_with_the_nearest_name(config_fi
     )
     assert "the nearest valid name is 'resnet50'" in errors
     command("validate", config_file, "--set", "train.warm_start=weights resnet50")
+
+
+def test_a_deep_check_reads_the_weights_of_the_store(config_file, file, command):
+    words = ["add", "resnet50", file, "--sha256", SHA256, "--license", "MIT"]
+    command("weights", *words, "--config", config_file)
+    config = load_config(config_file, {"train.warm_start": "weights resnet50"})
+    planned = PlannedTraining.from_config(config, "python")
+    assert Path(planned.weights).read_bytes() == Path(file).read_bytes()
+    other = load_config(config_file, {"train.warm_start": "champion"})
+    assert PlannedTraining.from_config(other, "python").weights == ""
 
 
 def test_the_collector_never_removes_weights(config_file, file, command):

@@ -28,6 +28,20 @@ at_least: 0.9 -> at_least: 90
 metric: accuracy -> metric: my_f1
     small.yaml:10: evaluate.gate.0.metric: unknown name 'my_f1'; the nearest valid name is
     'macro_f1', and a metric of your own is named as my_package.my_module:metric
+metric: accuracy -> metric: macro
+    unknown name 'macro'; valid names are macro_average_precision, macro_f1, macro_precision,
+    macro_recall, macro_roc_auc, and a metric of your own is named as
+metric: accuracy, at_least: 0.9 -> metric: "my_metrics:brier", at_most: 0.4
+    my_metrics:brier is higher-is-better. Use at_least, not at_most. A function of your own is
+    lower-is-better if its name ends in loss or error.
+digits_cnn -> digits_cnn\n  callbacks: [EarlyStopping]
+    train.callbacks.0: write keras.callbacks:EarlyStopping, if it is Keras's, or
+    module:EarlyStopping
+digits_cnn -> digits_cnn\n  callbacks: [{class: EarlyStopping, monitor: val_loss}]
+    train.callbacks.0: a callback is `my_module:MyCallback`, or with arguments
+    `keras.callbacks:CSVLogger: {filename: log.csv}`, got {'class': 'EarlyStopping',
+digits_cnn -> digits_cnn\n  callbacks: [{keras.callbacks.CSVLogger: {filename: a.csv}}]
+    got 'keras.callbacks.CSVLogger'. Write keras.callbacks:CSVLogger
 metric: accuracy -> metric: mAR
     evaluate.gate.0.metric: unknown name 'mAR'; valid names are accuracy, average_precision,
     calibration_error, drift, f1, latency_milliseconds, macro_average_precision, macro_f1,
@@ -93,9 +107,10 @@ def test_a_wrong_config_is_told_file_line_key_and_rule(complaint, change, messag
     assert message in complaint(old, new.removeprefix(" "))
 
 
-def test_an_unknown_metric_of_a_detector_gets_the_nearest_one_of_coco(complaint):
+def test_an_unknown_metric_of_a_detector_gets_those_of_coco(complaint):
     found = complaint("metric: accuracy", "metric: mAR", train__model="retinanet")
-    assert found.endswith("metric: unknown name 'mAR'; the nearest valid name is 'mar_1'")
+    names = "mar_1, mar_10, mar_100, mar_large, mar_medium, mar_small"
+    assert found.endswith(f"metric: unknown name 'mAR'; valid names are {names}")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ def server(dataset, saved_models, tmp_path_factory):
     for model in ("fair", "good"):
         sandbox.publish(model)
     command = serve_command("digits", sandbox.registry.location.parent)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        server = Server(process, sandbox, sandbox.dataset)
-        server.wait_for_version(2)
-        yield server
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            server = Server(process, sandbox, sandbox.dataset)
+            server.wait_for_version(2)
+            yield server
+        finally:
+            process.kill()

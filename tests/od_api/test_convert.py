@@ -462,6 +462,13 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
             ("train_input_reader {", "train_input_reader { label_map_path: 'data/none.pbtxt'"),
             "cannot read .*none.pbtxt: No such file",
         ),
+        (
+            (
+                "train_input_reader {",
+                "train_input_reader { label_map_path: 'PATH_TO_BE_CONFIGURED'",
+            ),
+            "PATH_TO_BE_CONFIGURED is a placeholder. Set the path.",
+        ),
     ],
 )
 def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):

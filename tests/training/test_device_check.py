@@ -42,12 +42,16 @@ def test_devices_that_compute_otherwise_are_told(other, problem):
 
 def test_doctor_says_that_there_is_no_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(doctor, "find_gpu_problem", lambda: None)
+    for name in ("find_gpu_problem", "find_package_problem"):
+        monkeypatch.setattr(doctor, name, lambda: None)
     *_, found = doctor.check_gpus()
     assert found.problem == "TensorFlow registers no GPU of this host"
 
 
 def test_doctor_names_the_driver_and_the_end_of_a_check_that_fails(monkeypatch):
+    monkeypatch.setattr(doctor, "find_package_problem", lambda: ("tensorflow-cpu", "Remove it."))
+    assert [each.cure for each in doctor.check_gpus()] == ["Remove it."]
+    monkeypatch.setattr(doctor, "find_package_problem", lambda: None)
     monkeypatch.setattr(doctor, "find_gpu_problem", lambda: ("no driver", "Install it."))
     [found] = doctor.check_gpus()
     assert (found.problem, found.cure) == ("no driver", "Install it.")

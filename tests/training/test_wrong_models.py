@@ -168,6 +168,11 @@ def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, 
             {},
             "has no function 'WithoutMethod'; the nearest valid name is 'WithoutMethods'",
         ),
+        (
+            "keras.callbacks:EarlyStoping",
+            {},
+            "has no function 'EarlyStoping'; the nearest valid name is 'EarlyStopping'",
+        ),
     ],
 )
 def test_a_callback_that_could_not_do_its_work_is_refused_with_the_reason(
@@ -214,7 +219,7 @@ def test_a_callback_that_could_not_do_its_work_is_refused_with_the_reason(
         ),
         (
             {"loss": "acme_vision.objectives:mean_loss"},
-            "train.loss: must return a value for each example, a tensor of rank 1",
+            "train.loss: acme_vision.objectives:mean_loss: must return a value for each example",
         ),
         (
             {"loss": "acme_vision.mistakes:loss_object"},

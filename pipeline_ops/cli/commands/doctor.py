@@ -39,7 +39,7 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
-from pipeline_ops.system.gpus import find_gpu_problem
+from pipeline_ops.system.gpus import find_gpu_problem, find_package_problem
 from pipeline_ops.system.host import (
     CLOSE_PORTS,
     OPEN_PORTS,
@@ -128,7 +128,7 @@ def find_all(file: Path | None) -> Iterator[Finding]:
 
 def check_gpus() -> list[Finding]:
     """Checks the GPUs of this host in a process of its own, which frees them when it ends."""
-    if problem := find_gpu_problem():
+    if problem := find_package_problem() or find_gpu_problem():
         return [Finding(check="GPUs", problem=problem[0], cure=problem[1])]
     command = [sys.executable, "-m", _DEVICE_CHECK, "gpu"]
     try:

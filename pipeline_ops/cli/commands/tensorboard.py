@@ -117,8 +117,7 @@ def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
 def _find_events(layout: Layout, known: Collection[str]) -> Iterator[tuple[str, Path]]:
     """Yields the short fingerprint of each training and the folder of its event files.
 
-    The same training comes again when it is finished. Of a bucket, those that are not `known` are
-    fetched into this host's cache.
+    Of a bucket, those that are not `known` are fetched into this host's cache.
     """
     folder = layout.artifacts("train")
     if folder.is_local:

@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
         "--deep",
         action="store_true",
         help="Also read the data source, run one image through the stages, and build the model "
-        "on one batch.",
+        "on one batch, with loss, metrics, callbacks, initial weights and frozen layers.",
     )
 
 

@@ -84,7 +84,7 @@ def _check_sum(strategy: tf.distribute.Strategy) -> Finding:
     return Finding(
         check=f"a sum over {count} devices",
         problem="" if found == [expected] * count else f"is {found}, and not {expected} on each",
-        cure="Set NCCL_DEBUG=INFO and run it again: NCCL's log has the reason.",
+        cure="NCCL_DEBUG=INFO python -m pipeline_ops.training.device_check gpu shows the reason.",
     )
 
 

@@ -35,7 +35,7 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.local_files import write_json
-from pipeline_ops.storage.read_errors import has_disk_error_message, to_exit_code
+from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.host import die_with_parent
 
 _log = logging.getLogger(__name__)
@@ -174,16 +174,16 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         )
         # The first lines. TensorFlow's messages can fill pages, and the log has them.
         lines = [line.strip() for line in str(error).strip().splitlines()]
-        # A full disk is the same error of TensorFlow.
-        is_full = isinstance(error, errors.ResourceExhaustedError)
-        is_full &= not has_disk_error_message(error)
-        lines = (is_full and [line for line in lines if _NO_MEMORY.search(line)][:1]) or lines[:4]
+        # A full disk, and a message that is too large, are the same error of TensorFlow.
+        is_exhausted = isinstance(error, errors.ResourceExhaustedError)
+        no_memory = [line for line in lines if is_exhausted and _NO_MEMORY.search(line)]
+        lines = no_memory[:1] or lines[:4]
         # With the name that a temporary file of variables would get.
         text = _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", " ".join(lines))
         status = Status(
             exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
             message=f"{type(error).__name__}: {text[:500]}",
-            is_out_of_memory=is_full,
+            is_out_of_memory=bool(no_memory),
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result

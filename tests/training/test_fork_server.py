@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+import tensorflow as tf
+
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.training.fork_server import run_entry
 
@@ -34,3 +37,22 @@ def test_an_error_is_reported_also_if_the_log_is_on_the_full_disk(tmp_path, monk
         status, _ = run_entry(fill_disk, tmp_path / "status.json")
     assert status.exit_code is ExitCode.RETRY and "No space left on device" in status.message
     assert (tmp_path / "status.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_out_of_memory"),
+    [
+        ("Graph execution error:\nOOM when allocating tensor with shape[8,9]", True),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes", True),
+        ("/x/part-00000; No space left on device", False),
+        ("Received message larger than max (5 vs. 4)", False),
+    ],
+)
+def test_only_a_lack_of_memory_divides_the_batch(tmp_path, text, is_out_of_memory):
+    """A message that is too large, or a full disk, is tried again as it was."""
+
+    def fail() -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, text)
+
+    status, _ = run_entry(fail, tmp_path / "status.json")
+    assert status.exit_code is ExitCode.RETRY and status.is_out_of_memory is is_out_of_memory

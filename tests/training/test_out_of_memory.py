@@ -25,7 +25,7 @@ def run(make_job, host_pool):
 
 
 def test_a_step_without_memory_is_computed_in_smaller_parts_of_the_same_batch(run):
-    """Of 32 images for each of two workers, then 16, then 8."""
+    """Each of two workers computes 32 images at once, then 16, then 8."""
     divided, job = run("little", 10, train__workers=2, train__global_batch_size=64)
     assert divided.restarts == 2 and divided.config.micro_batches == 4
     assert "in 4 parts (train.micro_batches)" in divided.warnings[-1]

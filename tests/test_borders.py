@@ -67,7 +67,10 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         {"sqlalchemy"},
     ),
     "pipeline_ops/launch": (SHARED | {"launch"}, {"psutil"}),
-    "pipeline_ops/training": (SHARED | {"training", "models", "input"}, TENSORFLOW | {"PIL"}),
+    "pipeline_ops/training": (
+        SHARED | {"training", "models", "input"},
+        TENSORFLOW | {"PIL", "pynvml"},
+    ),
     "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
     "pipeline_ops/evaluation": (

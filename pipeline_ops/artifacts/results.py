@@ -7,12 +7,14 @@ data set's figures are in `dataset.py`, next to the shard names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 
+Share = Annotated[float, Field(ge=0, le=1)]
 SAVED_MODEL = "saved_model"
 """Training: the candidate, a SavedModel with four signatures.
 
@@ -105,6 +107,31 @@ class Epoch(Figures):
     learning_rate: float
 
 
+class StepShares(Figures):
+    """What each part has taken of the time of a worker. They add up to 1."""
+
+    input: Share
+    """Waiting for the next batch."""
+    computing: Share
+    communication: Share
+    """From a worker's own gradients to the sums of all replicas, so waiting for others counts."""
+    saving: Share
+    """Of checkpoints, as far as the training waits for it."""
+
+
+class GpuUsage(Figures):
+    """How busy a GPU is. A driver or a part of a GPU may not know the utilization or the power."""
+
+    name: str = Field(max_length=100)
+    """As CUDA_VISIBLE_DEVICES names it."""
+    utilization: Share | None = None
+    """The share of the last second or less in which it computed."""
+    memory_bytes: int = Field(ge=0, le=2**53)
+    """Of all processes."""
+    memory_limit_bytes: int = Field(ge=0, le=2**53)
+    watts: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
 class TrainingFigures(Figures):
     """The figures of a training.
 
@@ -122,6 +149,10 @@ class TrainingFigures(Figures):
     restarts: int
     weights_digest: str
     worker_weights_digests: list[str]
+    step_shares: dict[str, StepShares] = {}
+    """By worker, since it was started last. Empty with parameter servers, dtensor and tpu."""
+    gpus: dict[str, list[GpuUsage]] = {}
+    """By worker, at the end."""
     num_parameters: int
     best_epoch: int
     best_monitor: str | None = None

@@ -23,6 +23,8 @@ __all__ = ["tf"]
 _UNNEEDED_PACKAGES = ("sklearn", "scipy")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# As nvidia-smi counts. By default, CUDA's number 0 is the fastest GPU.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 # Otherwise the first process on a GPU takes all of its memory.
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 open_cusolver()

@@ -11,12 +11,13 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline_ops.artifacts.results import GpuUsage, StepShares
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.local_files import UnsafePath, translate_write_errors
 from pipeline_ops.storage.parsing import parse_json_as
@@ -26,6 +27,7 @@ _MAX_LINE_BYTES = 1 << 18
 _CHUNK_BYTES = 4 << 20
 _TAIL_BYTES = 1 << 16
 _MAX_PROBLEMS = 20
+_MAX_GPUS = 64
 _MAX_MESSAGE = 10_000
 _MAX_TIME = 1e11  # seconds since 1970, beyond the last year that a date can have
 _Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -50,6 +52,8 @@ class ProgressEvent(BaseModel):
     metrics: dict[Annotated[str, Field(max_length=200)], float] = Field({}, max_length=500)
     epoch: _Count | None = None
     worker: _Count | None = None
+    shares: StepShares | None = None
+    gpus: list[GpuUsage] = Field([], max_length=_MAX_GPUS)
     message: str = Field("", max_length=_MAX_MESSAGE)
 
     def __str__(self) -> str:
@@ -63,6 +67,8 @@ class ProgressEvent(BaseModel):
         if self.eta_seconds is not None:
             parts.append(f"ETA {self.eta_seconds:.0f} s")
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.shares:
+            parts.append(f"input wait {self.shares.input:.0%}")
         if self.message:
             parts.append(self.message)
         return "  ".join(parts)
@@ -90,6 +96,8 @@ class ProgressWriter:
         message: str = "",
         per_unit: Mapping[str, float] | None = None,
         epoch: int | None = None,
+        shares: StepShares | None = None,
+        gpus: Sequence[GpuUsage] = (),
     ) -> None:
         """Writes one event.
 
@@ -115,6 +123,8 @@ class ProgressWriter:
             metrics=dict(metrics or {}) | rates,
             epoch=epoch,
             worker=self._worker,
+            shares=shares,
+            gpus=list(gpus),
             message=message[:_MAX_MESSAGE].encode(errors="replace").decode(),
         )
         self.forward(event)

@@ -32,7 +32,7 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
 from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
-from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.jobs.progress import ProgressEvent, read_last_event
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
@@ -264,6 +264,11 @@ def summarize_training(
             "This is a bug of Trainyard"
         )
     state = read_json(job.work / STATE)
+    ends = {
+        worker.name: event
+        for worker in plan.workers
+        if (event := read_last_event(open_path(str(job.attempt.worker_progress(worker.name)))))
+    }
     return TrainingFigures.model_validate(
         state
         | {
@@ -274,6 +279,8 @@ def summarize_training(
             "warnings": state["warnings"] + gang.warnings[-1:],
             "weights_digest": digests[0],
             "worker_weights_digests": digests,
+            "step_shares": {name: end.shares for name, end in ends.items() if end.shares},
+            "gpus": {name: end.gpus for name, end in ends.items() if end.gpus},
             "best_monitor": config.best_monitor,
             "seconds": round(seconds, 2),
             "class_names": dataset.class_names,

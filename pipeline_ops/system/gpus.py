@@ -36,9 +36,10 @@ def find_gpus() -> list[str]:
 def find_gpu_problem() -> tuple[str, str] | None:
     """Why TensorFlow will not use the GPUs of this host, and the cure.
 
-    None if nothing is wrong, or there is neither a GPU nor a TensorFlow for one.
+    None if nothing is wrong, if there is neither a GPU nor a TensorFlow for one, or if
+    CUDA_VISIBLE_DEVICES leaves out all GPUs.
     """
-    is_for_gpus = _find_packages() is not None
+    is_for_gpus = _find_packages() is not None and "CUDA_VISIBLE_DEVICES" not in os.environ
     if not is_for_gpus and not find_gpus():
         return None
     try:

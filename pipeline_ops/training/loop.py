@@ -36,8 +36,11 @@ from pipeline_ops.input.framework_internals import (
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.usage import Waits, read_clock
 
 _STATE = "seed_generator_state"
+_TIMED_CALLS = 16
+"""One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
 Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]
@@ -55,6 +58,8 @@ class StepResult:
     """Whether some worker was asked to stop."""
     worst_loss: float
     """The largest mean loss of a step."""
+    waits: Waits | None = None
+    """None if the steps were not timed."""
 
 
 def to_arrays(sums: BatchSums) -> BatchSums:
@@ -250,6 +255,8 @@ class SynchronousLoop(Loop):
         average_of = {id(variable): average for variable, average in averages}
         self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
+        self._on_gpus = bool(tf.config.list_logical_devices("GPU"))
+        self._has_clock = not isinstance(strategy, tf.distribute.TPUStrategy)
         # Parents come before children, so a parent's flag never replaces that of a child.
         flagged = [*list_layers(model), *self._weights]
         self._is_trainable = [(each, each.trainable) for each in flagged]
@@ -264,6 +271,7 @@ class SynchronousLoop(Loop):
         accumulate = functools.partial(self._accumulate_gradients, self._differentiate)
         self._compute_gradients = _compile(accumulate, self._config.xla == "gradients")
         self._step = _compile(self._replica_step, self._config.xla == "step")
+        self._calls = 0
 
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
@@ -272,11 +280,23 @@ class SynchronousLoop(Loop):
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[: len(learning_rates)] = learning_rates
         count = tf.constant(len(learning_rates))
-        sums, is_sound, worst_loss = self._train(
-            batches, tf.constant(step), tf.constant(padded), count, tf.constant(stop)
+        is_timed = self._has_clock and (not self._on_gpus or self._calls % _TIMED_CALLS == 1)
+        sums, is_sound, worst_loss, waits = self._train(
+            batches,
+            tf.constant(step),
+            tf.constant(padded),
+            count,
+            tf.constant(stop),
+            tf.constant(is_timed) if self._on_gpus else is_timed,
         )
+        is_timed = is_timed and self._calls > 0  # the first call is traced and compiled
+        self._calls += 1
         return StepResult(
-            to_arrays(sums.batch), bool(is_sound), bool(sums.stop > 0), float(worst_loss)
+            to_arrays(sums.batch),
+            bool(is_sound),
+            bool(sums.stop > 0),
+            float(worst_loss),
+            Waits(*map(float, waits)) if is_timed else None,
         )
 
     def freeze(self, positions: Collection[int]) -> None:
@@ -313,23 +333,37 @@ class SynchronousLoop(Loop):
         learning_rates: tf.Tensor,
         num_steps: tf.Tensor,
         stop: tf.Tensor,
-    ) -> tuple[StepSums, tf.Tensor, tf.Tensor]:
-        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor) -> Any:
-            batch = batches.get_next()
+        is_timed: bool | tf.Tensor,
+    ) -> tuple[StepSums, tf.Tensor, tf.Tensor, Waits]:
+        last_weight = self.model.trainable_variables[-1]
+
+        def take(
+            number: tf.Tensor, sums: StepSums, worst: tf.Tensor, waits: Waits, ended: tf.Tensor
+        ) -> Any:
+            begun = tf.timestamp()  # once the host has scheduled the last step
+            with tf.control_dependencies([begun]):
+                batch = batches.get_next()
+            wait = read_clock(tf.nest.flatten(batch)[0], is_timed) - tf.maximum(begun, ended)
             self._inner.learning_rate.value.assign(learning_rates[number])
-            taken = self._get_first(  # the same on every replica
-                self._strategy.run(self._step, args=(*batch, first + number, stop))
+            taken, communication = self._get_first(  # the same on every replica
+                self._strategy.run(self._step, args=(*batch, first + number, stop, is_timed))
             )
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
+            waits = Waits(waits.input + tf.maximum(wait, 0), waits.communication + communication)
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
-            return number + 1, sums, tf.maximum(worst, loss)
+            ended = read_clock(self._get_first(last_weight.value), is_timed)
+            return number + 1, sums, tf.maximum(worst, loss), waits, ended
 
         no_sums = StepSums(zero_sums(self._task, training=True), tf.zeros([]))
-        initial = (tf.constant(0), no_sums, tf.constant(tf.float32.min))
-        _, sums, worst = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
+        no_wait = tf.zeros([], tf.float64)
+        worst = tf.constant(tf.float32.min)
+        initial = (tf.constant(0), no_sums, worst, Waits(no_wait, no_wait), no_wait)
+        _, sums, worst, waits, _ = tf.while_loop(
+            lambda number, *_: number < num_steps, take, initial
+        )
         self._synchronize_averages(sums)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
-        return sums, are_finite([*weights, *sums.batch]), worst
+        return sums, are_finite([*weights, *sums.batch]), worst, waits
 
     def _get_first(self, replicas: Any) -> Any:
         """Returns the first local replica's values of a structure."""
@@ -364,12 +398,24 @@ class SynchronousLoop(Loop):
         self._strategy.run(synchronize)
 
     def _replica_step(
-        self, features: Any, labels: Any, step: tf.Tensor, stop: tf.Tensor
-    ) -> StepSums:
+        self,
+        features: Any,
+        labels: Any,
+        step: tf.Tensor,
+        stop: tf.Tensor,
+        is_timed: bool | tf.Tensor,
+    ) -> tuple[StepSums, tf.Tensor]:
+        """Takes a step. Returns its sums, and the seconds of the exchange if it is timed."""
         self._generators.set_states(step, _get_replica_index())
         sums, gradients = self._compute_gradients(*self._slice_for_replica(features, labels))
         own = StepSums(sums, tf.identity(stop))  # an input of the loop cannot be reduced
+        # Alone there is no exchange, and XLA has no clock.
+        is_timed = is_timed if self._strategy.num_replicas_in_sync > 1 else False
+        with tf.control_dependencies(gradients):
+            computed = read_clock(gradients[-1], is_timed)
         totals = _all_reduce([*gradients, *tf.nest.flatten(own)])
+        with tf.control_dependencies(totals):
+            communication = read_clock(totals[-1], is_timed) - computed
         gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
         sums = tf.nest.pack_sequence_as(own, sums)
         if not self._task.counts_examples:
@@ -377,7 +423,7 @@ class SynchronousLoop(Loop):
             scale = self._config.batch_size / tf.maximum(sums.batch.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
-        return sums
+        return sums, communication
 
     def _slice_for_replica(self, *batch: Any) -> Any:
         """Returns this replica's part of the worker's batch, which the worker's devices divide."""

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageOps
 
-from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.artifacts.results import Epoch, GpuUsage, StepShares
 from pipeline_ops.config.train import Tensorboard
 from pipeline_ops.input.reading import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
@@ -40,10 +40,17 @@ class TensorboardWriter:
     def __post_init__(self) -> None:
         self._writer = tf.summary.create_file_writer(str(self.folder))
 
-    def write(self, epoch: Epoch, weights: Arrays) -> None:
+    def write(
+        self, epoch: Epoch, weights: Arrays, shares: StepShares | None, gpus: Sequence[GpuUsage]
+    ) -> None:
         """Writes one epoch. `weights` are the evaluated ones, in the order of `model.weights`."""
+        scalars = epoch.metrics | {"learning_rate": epoch.learning_rate}
+        scalars |= {f"time/{name}": share for name, share in shares or ()}
+        for gpu in gpus:
+            figures = gpu.model_dump(exclude={"name", "memory_limit_bytes"}, exclude_none=True)
+            scalars |= {f"gpu_{gpu.name}/{name}": value for name, value in figures.items()}
         with self._writer.as_default(step=epoch.step):
-            for name, value in (epoch.metrics | {"learning_rate": epoch.learning_rate}).items():
+            for name, value in scalars.items():
                 tf.summary.scalar(name, value)
             if epoch.epoch == 0:
                 self._write_graph()

@@ -42,6 +42,7 @@ from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
 from pipeline_ops.training.strategy import find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
+from pipeline_ops.training.usage import GpuMonitor, TimeSums
 
 _REPORT_SECONDS = 0.25
 _DIVERGENCE_FACTOR = 0.5
@@ -77,6 +78,8 @@ class Trainer:
     stop: threading.Event
     """Set if this worker was asked to stop."""
     progress: ProgressWriter
+    gpu_monitor: GpuMonitor
+    times: TimeSums = dataclasses.field(default_factory=TimeSums, init=False)
     state: TrainingState = dataclasses.field(init=False)
     _best: Arrays = dataclasses.field(init=False)
     """The weights of the best epoch so far."""
@@ -128,8 +131,10 @@ class Trainer:
         if best is not None:
             self._best = best
         self.callbacks.save(self.state)
+        begun = time.perf_counter()
         # All workers read, because reading is an exchange between them for some variables.
         self.checkpoints.save(self.state, *self.loop.get_views(), best)
+        self.times.add_saving(time.perf_counter() - begun)
 
     def get_trained_weights(self) -> Arrays:
         """Returns the weights of the best epoch, or the present ones at the limit of steps.
@@ -201,7 +206,9 @@ class Trainer:
         rates = [self._compute_learning_rate(state.step + i) for i in range(num_steps)]
         if not rates:
             return StepResult(BatchSums(0.0, (), 0.0), True, False, 0.0)
+        begun = time.perf_counter()
         result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
+        self.times.add_steps(time.perf_counter() - begun, result.waits)
         limit = self.config.on_divergence.max_loss
         if not result.is_sound or (limit is not None and result.worst_loss > limit):
             raise DivergedError(
@@ -286,7 +293,8 @@ class Trainer:
         if state.best_epoch == epoch.epoch:
             self._save(weights)
         if self.tensorboard:
-            self.tensorboard.write(epoch, weights)
+            shares, gpus = self.times.compute_shares(), self.gpu_monitor.gpus
+            self.tensorboard.write(epoch, weights, shares, gpus)
         self._report(epoch.metrics, len(state.history))
 
     def _end_callbacks(self) -> None:
@@ -302,7 +310,17 @@ class Trainer:
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
         step, total = self.state.step, self.input.total_steps
         rates = {"examples_per_second": self.config.batch_size}
-        self.progress.report("train", step, total, "steps", metrics, per_unit=rates, epoch=epoch)
+        self.progress.report(
+            "train",
+            step,
+            total,
+            "steps",
+            metrics,
+            per_unit=rates,
+            epoch=epoch,
+            shares=self.times.compute_shares(),
+            gpus=self.gpu_monitor.gpus,
+        )
 
 
 def _apply_divergence_policy(

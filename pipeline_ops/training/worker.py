@@ -66,6 +66,7 @@ from pipeline_ops.training.strategy import (
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
+from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
 
 BuildModel = Callable[[], keras.Model]
@@ -99,7 +100,14 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         trainer = build_trainer(spec, request, config, chosen, progress)
         trainer.run()
         _write_results(trainer, chosen)
-        progress.report("trained", trainer.state.step, trainer.state.step, "steps")
+        progress.report(
+            "trained",
+            trainer.state.step,
+            trainer.state.step,
+            "steps",
+            shares=trainer.times.compute_shares(),
+            gpus=trainer.gpu_monitor.gpus,
+        )
     return trainer
 
 
@@ -238,6 +246,7 @@ def build_trainer(
         else None,
         stop,
         progress,
+        GpuMonitor(lambda message: progress.report("warning", message=message)),
     )
 
 

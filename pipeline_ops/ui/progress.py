@@ -37,6 +37,10 @@ from pipeline_ops.pages.charts import (
 from pipeline_ops.storage.store_path import StorePath
 
 _VALIDATION = "validation_"
+_STYLES, _NUM_SERIES = ("training", "validation"), 4
+"""The styles of lines in `ui.css`."""
+CurveName = tuple[str, str]
+"""The title of the chart, and the label of the curve."""
 _SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
 
 
@@ -50,23 +54,36 @@ class Chart:
 def format_metric_title(name: str) -> str:
     """Converts `macro_roc_auc` to `Macro ROC AUC`."""
     first, *others = name.replace("top_k", "top-k").split("_")
-    words = [first if first in _SPELLINGS else first.capitalize(), *others]
+    words = [first if first in _SPELLINGS or first.isupper() else first.capitalize(), *others]
     return " ".join(_SPELLINGS.get(word, word) for word in words)
 
 
-def draw_metric_charts(by_metric: Mapping[str, Sequence[Point]], x_label: str) -> list[Chart]:
-    """Draws one chart for each metric, with the curves of training and validation data."""
+def list_curves(event: ProgressEvent) -> Iterator[tuple[CurveName, float]]:
+    """Yields the event's value of each curve: metrics, shares of the time, and GPUs."""
+    for name, value in event.metrics.items():
+        label = "validation" if name.startswith(_VALIDATION) else "training"
+        yield (name.removeprefix(_VALIDATION), label), value
+    for name, share in event.shares or ():
+        yield ("share_of_time", name), share
+    for gpu in event.gpus:
+        for name, value in gpu.model_dump(exclude={"name", "memory_limit_bytes"}).items():
+            if value is not None:
+                yield (f"GPU_{name}", gpu.name), value
+
+
+def draw_curves(curves: Mapping[CurveName, Sequence[Point]], x_label: str) -> list[Chart]:
+    """Draws one chart for each name, such as that of a metric, with all of its curves."""
     charts = []
-    for base in dict.fromkeys(name.removeprefix(_VALIDATION) for name in by_metric):
-        names = {"training": base, "validation": _VALIDATION + base}
+    for name in dict.fromkeys(name for name, _ in curves):
+        points = {label: drop_undrawable(curves[it, label]) for it, label in curves if it == name}
         lines = [
-            Line(label, label, points)
-            for label, name in names.items()
-            if (points := drop_undrawable(by_metric.get(name, [])))
+            Line(label, label if label in _STYLES else f"series-{number % _NUM_SERIES}", drawn)
+            for number, (label, drawn) in enumerate(sorted(points.items()))
+            if drawn
         ]
         if lines:
-            drawing = draw_line_chart(base, lines, x_label, frame=LARGE, has_dots=False)
-            charts.append(Chart(format_metric_title(base), draw_legend(lines), drawing))
+            drawing = draw_line_chart(name, lines, x_label, frame=LARGE, has_dots=False)
+            charts.append(Chart(format_metric_title(name), draw_legend(lines), drawing))
     return charts
 
 
@@ -85,19 +102,19 @@ def draw_version_charts(by_metric: Mapping[str, Sequence[Point]]) -> list[Chart]
 
 _MAX_POINTS = 400
 _MAX_NOTES = 8
-_MAX_METRICS = 100
+_MAX_CURVES = 200
 _MAX_FILES = 64
 
 
 class TrainingCurves:
-    """The content of one progress file, with the values of each metric by units done."""
+    """The content of one progress file, with the values of each curve by units done."""
 
     def __init__(self) -> None:
         self.latest: ProgressEvent | None = None
         self.latest_counted: ProgressEvent | None = None
         """The newest event with a count, which events after the training lack."""
         self.notes: list[ProgressEvent] = []
-        self.by_metric: dict[str, list[Point]] = defaultdict(list)
+        self.points: dict[CurveName, list[Point]] = defaultdict(list)
         self.problems: list[str] = []
         """The problems of the first few lines that cannot be read."""
 
@@ -106,7 +123,7 @@ class TrainingCurves:
             if event.message:
                 self.notes = [*self.notes, event][-_MAX_NOTES:]
             if event.done is not None:
-                self._add_points(event.done, event.metrics)
+                self._add_points(event.done, list_curves(event))
                 self.latest_counted = event
             self.latest = event
 
@@ -114,19 +131,19 @@ class TrainingCurves:
         """Returns a copy for a reader without the lock."""
         copied = copy.copy(self)
         copied.problems = list(self.problems)
-        copied.by_metric = {name: list(points) for name, points in self.by_metric.items()}
+        copied.points = {name: list(points) for name, points in self.points.items()}
         return copied
 
-    def _add_points(self, done: int, metrics: Mapping[str, float]) -> None:
+    def _add_points(self, done: int, values: Iterable[tuple[CurveName, float]]) -> None:
         newest = self.latest_counted.done if self.latest_counted else None
         if newest is not None and done < newest:
             # A restarted gang continues from its last checkpoint and reports those steps again.
-            for points in self.by_metric.values():
+            for points in self.points.values():
                 points[:] = [point for point in points if point[0] < done]
-        for name, value in metrics.items():
-            if name not in self.by_metric and len(self.by_metric) >= _MAX_METRICS:
+        for name, value in values:
+            if name not in self.points and len(self.points) >= _MAX_CURVES:
                 continue
-            points = self.by_metric[name]
+            points = self.points[name]
             points.append((done, value))
             if len(points) > 2 * _MAX_POINTS:
                 points[:] = [*points[:-1:2], points[-1]]
@@ -201,6 +218,14 @@ class TaskView:
         return self.state in _ACTIVE
 
     @property
+    def has_shares(self) -> bool:
+        return any(worker.event.shares for worker in self.workers)
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(worker.event.gpus for worker in self.workers)
+
+    @property
     def fraction_done(self) -> float | None:
         """The share of the work that is done, 0 to 1."""
         event = self.curves.latest_counted
@@ -239,7 +264,7 @@ def _view_task(
         tries=max(task.tries for task in instances),
         record=record,
         curves=curves,
-        charts=draw_metric_charts(curves.by_metric, "steps") if task_id == "train" else [],
+        charts=draw_curves(curves.points, "steps") if task_id == "train" else [],
         workers=workers[:_MAX_WORKERS],
         num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
         dataset=_try_read(problems, lambda: _view_dataset(run, record))

@@ -27,7 +27,7 @@ from pipeline_ops.storage.local_files import UnsafePath, parse_relative_path
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import parse_json_as, read_json_as
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members, kill_group
-from pipeline_ops.ui.progress import TrainingCurves, draw_metric_charts
+from pipeline_ops.ui.progress import TrainingCurves, draw_curves
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "300"))
 fuzz = settings(
@@ -180,7 +180,7 @@ def test_a_progress_file_of_any_content_can_be_read_told_and_drawn(lines):
         )
     curves = TrainingCurves()
     curves.add(events)
-    for chart in draw_metric_charts(curves.by_metric, "steps"):
+    for chart in draw_curves(curves.points, "steps"):
         assert "nan" not in str(chart.drawing) and "inf" not in str(chart.drawing)
 
 

@@ -52,6 +52,8 @@ def test_a_tensorflow_for_gpus_without_a_driver_is_told(host, monkeypatch):
     problem, cure = gpus.find_gpu_problem()
     assert problem.startswith("the driver's library can't be opened: libcuda.so.1")
     assert cure == "Install the NVIDIA driver."
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.find_gpu_problem() is None
 
 
 def test_a_tensorflow_for_cpus_beside_a_gpu_is_told(host, monkeypatch):

@@ -32,7 +32,7 @@ loop = SynchronousLoop(strategy, model, Classification((4, 4, 1)), config)
 batch = (tf.zeros([4, 4, 4, 1], tf.uint8), tf.zeros([4], tf.int64))
 batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
 graph = loop._train.get_concrete_function(
-    batches, tf.constant(0), tf.zeros([10]), tf.constant(2), tf.constant(0.0)
+    batches, tf.constant(0), tf.zeros([10]), tf.constant(2), tf.constant(0.0), True
 ).graph
 
 def ancestors(operation):

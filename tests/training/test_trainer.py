@@ -55,6 +55,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         None,
         threading.Event(),
         mock.Mock(),
+        mock.Mock(gpus=[]),
     )
     trainer.run()
     assert trained == [1, 3]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from pipeline_ops.artifacts.results import GpuUsage, StepShares
 from pipeline_ops.jobs.progress import ProgressEvent
 
 
@@ -61,6 +62,22 @@ def test_the_progress_of_a_training_is_on_its_page(read_page, training):
     assert "restart &lt;1&gt; of 3" in page
     assert re.search(r"train</th><td class=\"n\">1,437</td><td class=\"n\">2<", page)
     assert "2 in quarantine:</b> not an image (2)" in page
+
+
+def test_the_page_shows_what_takes_the_time_and_what_the_gpus_do(read_page, training):
+    shares = StepShares(input=0.125, computing=0.8, communication=0.05, saving=0.025)
+    gpu = GpuUsage(name="0", memory_bytes=30e9, memory_limit_bytes=80e9, utilization=0.97)
+    full = gpu.model_copy(update={"watts": 612.4, "name": "<1>"})
+    events = [make_event(done=step, shares=shares, gpus=[gpu, full]) for step in (10, 20)]
+    training.attempt("train", events, {"worker 0": [events[-1]], "worker 1": [make_event(done=9)]})
+    page = read_page(training)
+    titles = re.findall(r"<figcaption><b>(.+?)</b>", page)
+    assert titles == ["Share of time", "GPU utilization", "GPU memory bytes", "GPU watts"]
+    assert page.count('class="curve series-3"') == 1, "input, computing, communication, saving"
+    numbers = "".join(f'<td class="n">{share} %</td>' for share in ("12.5", "5.0", "2.5"))
+    used = "97 %, 30.0 of 80.0 GB"
+    assert f"{numbers}<td>0: {used}; &lt;1&gt;: {used}, 612 W</td>" in page
+    assert 'worker 1</th><td>train</td><td class="n">9</td>' in page
 
 
 def test_the_page_of_one_task_shows_that_task_alone(read_page, training):

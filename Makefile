@@ -45,7 +45,7 @@ PROCESSES_airflow := $(FEW)
 PROCESSES_containers := -n 0
 PROCESSES_kubernetes := -n 0
 
-.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems check sbom bench lock
+.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-gpu check sbom bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ test: install-dev ## everything essential, with real parts, in nine minutes
 
 test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults or training; all without GROUP
 	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PROCESSES_$(group)),$(MANY)) $(ARGS) &&) true
+
+test-gpu: install-dev ## training, export and serving on one NVIDIA GPU (DEVICE=cpu: tried out on CPUs)
+	@TRAINYARD_TEST_DEVICE=$(or $(DEVICE),gpu) $(PYTHON) -m pytest $(ARGS) tests/gpu
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json

@@ -13,16 +13,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from manifests import list_counted, make_manifest
+from manifests import list_counted
+from small_datasets import write_dataset
 
-from pipeline_ops.artifacts.dataset import (
-    CLASS_WEIGHTS,
-    ENCODED,
-    KEY,
-    LABEL,
-    DatasetFigures,
-    build_shard_name,
-)
+from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
 from pipeline_ops.artifacts.layout import Attempt, lock_file
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
@@ -48,7 +42,6 @@ pytest_plugins = [
 ]
 
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
-NUM_SHARDS = 4
 LONG_FIRST = (
     "docker",  # its images are built first
     "operators/test_plain_airflows.py",
@@ -115,64 +108,19 @@ def temporary(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory) -> str:
     """The URI of a data set's manifest: 900 of scikit-learn's digits, 16x16 grey."""
+    import tensorflow as tf
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    folder = tmp_path_factory.mktemp("dataset")
+
+    def encode(index: int) -> tuple[bytes, int]:
+        image = digits.images[index].repeat(2, 0).repeat(2, 1)[..., None] * 15
+        return tf.io.encode_png(tf.cast(image, tf.uint8)).numpy(), int(digits.target[index])
+
     parts = {"train": range(0, 700), "validation": range(700, 800), "test": range(800, 900)}
-    counts = {}
-    for split, indexes in parts.items():
-        for shard in range(NUM_SHARDS):
-            name = build_shard_name(split, shard, NUM_SHARDS)
-            counts[name] = _write_shard(
-                folder / name,
-                [
-                    (digits.images[i], digits.target[i], i)
-                    for i in indexes
-                    if i % NUM_SHARDS == shard
-                ],
-            )
-    labels = {
-        split: {str(d): int(sum(digits.target[i] == d for i in indexes)) for d in range(10)}
-        for split, indexes in parts.items()
-    }
-    figures = DatasetFigures(
-        class_names=[str(d) for d in range(10)],
-        image_shape=(16, 16, 1),
-        num_examples={s: len(i) for s, i in parts.items()},
-        labels=labels,
-        num_rejected=0,
-        rejected_by_reason={},
-    )
-    write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
-    return str(folder / "manifest.json")
-
-
-def _write_shard(path: Path, rows) -> int:
-    import tensorflow as tf
-
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for image, label, index in rows:
-            png = tf.io.encode_png(
-                tf.cast(image.repeat(2, 0).repeat(2, 1)[..., None] * 15, tf.uint8)
-            ).numpy()
-            features = {
-                ENCODED: _bytes(png),
-                KEY: _bytes(str(index).encode()),
-                LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-            }
-            writer.write(
-                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(
-                    deterministic=True
-                )
-            )
-    return len(rows)
-
-
-def _bytes(value: bytes):
-    import tensorflow as tf
-
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+    splits = {split: list(map(encode, indexes)) for split, indexes in parts.items()}
+    folder = tmp_path_factory.mktemp("dataset")
+    return write_dataset(folder, (16, 16, 1), [str(digit) for digit in range(10)], splits)
 
 
 @pytest.fixture(scope="session")

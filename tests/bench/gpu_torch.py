@@ -1,5 +1,7 @@
 """The counterpart of `gpu.py`, for an interpreter with PyTorch and torchvision.
 
+It makes a measurement for each line that it is sent.
+
 python gpu_torch.py resnet50|retinanet gpu|cpu SECONDS PIXELS BATCH
 """
 
@@ -8,12 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 import torchvision
 
 
-def main(net: str, kind: str, seconds: float, pixels: int, batch: int) -> dict[str, float]:
+def measure(
+    net: str, kind: str, seconds: float, pixels: int, batch: int
+) -> Iterator[dict[str, float]]:
+    """Yields the time of the first step, and then the figures of the steps of some seconds."""
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     torch.manual_seed(1)
     images = torch.randint(0, 256, (batch, 3, pixels, pixels), dtype=torch.uint8, device=device)
@@ -54,22 +60,23 @@ def main(net: str, kind: str, seconds: float, pixels: int, batch: int) -> dict[s
     begun = time.perf_counter()
     step()
     wait()
-    first, steps, begun = time.perf_counter() - begun, 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        step()
-        steps += 1
-        if steps % 10 == 0:
-            wait()
-    wait()
-    found = {
-        "images_per_second": steps * batch / (time.perf_counter() - begun),
-        "first_call_seconds": first,
-    }
-    if kind == "gpu":
-        found["memory_mb"] = torch.cuda.max_memory_allocated() / 1e6
-    return found
+    yield {"first_call_seconds": time.perf_counter() - begun}
+    while True:
+        steps, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            step()
+            steps += 1
+            if steps % 10 == 0:
+                wait()
+        wait()
+        found = {"images_per_second": steps * batch / (time.perf_counter() - begun)}
+        if kind == "gpu":
+            found["memory_mb"] = torch.cuda.max_memory_allocated() / 1e6
+        yield found
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    print(json.dumps(main(words[0], words[1], float(words[2]), int(words[3]), int(words[4]))))
+    net, kind, seconds, pixels, batch = sys.argv[1:6]
+    measurements = measure(net, kind, float(seconds), int(pixels), int(batch))
+    for _, found in zip(sys.stdin, measurements, strict=False):
+        print(json.dumps(found), flush=True)

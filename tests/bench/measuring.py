@@ -62,7 +62,8 @@ def format_spread(ratios: Iterable[float]) -> str:
 def make_environment() -> dict[str, str]:
     """The environment of measured programs, which may import the modules of this folder."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    folders = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def measure(argv: Sequence[object]) -> tuple[Cost, str]:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -20,13 +21,14 @@ from measuring import make_environment, run_job, write_config
 from sklearn.datasets import load_digits
 
 from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import start_detached
 
@@ -74,30 +76,35 @@ class Bench:
 
     @contextlib.contextmanager
     def training(self, train: dict, cores: Sequence[int] = ()) -> Iterator[Training]:
-        """A train job that has just been started."""
+        """A train job that has just been started. Waits for its end."""
         with tempfile.TemporaryDirectory() as folder:
             config = self._load_config(Path(folder), train)
-            plan = plan_job("train", config, "bench", {"preprocess": self.dataset})
-            attempt = Attempt(open_root(folder) / "attempt")
-            artifact = str(Path(folder) / "artifact")
-            write_request(attempt, plan.request.model_copy(update={"artifact": artifact}))
-            argv = ["-m", KINDS["train"].module, "--request", str(attempt.request)]
-            pin = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
-            process = start_detached(
-                [*pin, sys.executable, *argv], attempt.log.local, make_environment()
-            )
-            training = Training(process, attempt)
-            try:
+            with start_training(config, self.dataset, cores) as training:
                 yield training
-                process.wait()
-                status = read_status(attempt)
-                if status is None or status.exit_code is not ExitCode.SUCCESS:
-                    log = attempt.log.local.read_text()
-                    raise SystemExit(f"the training ended with {status}:\n{log[-3000:]}")
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                training.finish()
+
+
+@contextlib.contextmanager
+def start_training(
+    config: PipelineConfig, dataset: str, cores: Sequence[int] = ()
+) -> Iterator[Training]:
+    """Starts a train job on a data set, and kills it in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_job("train", config, "bench", {"preprocess": dataset})
+        attempt = Attempt(open_root(folder) / "attempt")
+        artifact = str(Path(folder) / "artifact")
+        write_request(attempt, plan.request.model_copy(update={"artifact": artifact}))
+        argv = ["-m", KINDS["train"].module, "--request", str(attempt.request)]
+        pin = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
+        process = start_detached(
+            [*pin, sys.executable, *argv], attempt.log.local, make_environment()
+        )
+        try:
+            yield Training(process, attempt)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @dataclasses.dataclass
@@ -139,6 +146,15 @@ class Training:
             ).time
             - acted
         )
+
+    def finish(self) -> dict[str, Any]:
+        """Waits for the end of the job. Returns its figures."""
+        self.process.wait()
+        status = read_status(self.attempt)
+        if status is None or status.exit_code is not ExitCode.SUCCESS:
+            log = self.attempt.log.local.read_text()
+            raise SystemExit(f"the training ended with {status}:\n{log[-3000:]}")
+        return read_manifest(open_path(status.manifest)).figures
 
     def worker_pids(self) -> dict[str, int]:
         """The pids of the workers, by the names of their logs."""

@@ -1,0 +1,70 @@
+"""Data sets of labelled images, written with TensorFlow's own writer, without preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manifests import list_counted, make_manifest
+
+from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL, DatasetFigures, build_shard_name
+from pipeline_ops.artifacts.manifest import write_manifest
+
+NUM_SHARDS = 4
+
+
+def write_dataset(
+    folder: Path,
+    image_shape: tuple[int, int, int],
+    class_names: Sequence[str],
+    splits: Mapping[str, Sequence[tuple[bytes, int]]],
+) -> str:
+    """Writes encoded images with their classes. Returns the URI of the manifest.
+
+    The key of an example is its number, counted over all splits.
+    """
+    counts, start = {}, 0
+    for split, examples in splits.items():
+        numbered = list(enumerate(examples, start))
+        for shard in range(NUM_SHARDS):
+            name = build_shard_name(split, shard, NUM_SHARDS)
+            counts[name] = _write_shard(folder / name, numbered[shard::NUM_SHARDS])
+        start += len(examples)
+    labels = {split: [label for _, label in examples] for split, examples in splits.items()}
+    figures = DatasetFigures(
+        class_names=list(class_names),
+        image_shape=image_shape,
+        num_examples={split: len(examples) for split, examples in splits.items()},
+        labels={
+            split: {name: found.count(label) for label, name in enumerate(class_names)}
+            for split, found in labels.items()
+        },
+        num_rejected=0,
+        rejected_by_reason={},
+    )
+    write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
+    return str(folder / "manifest.json")
+
+
+def _write_shard(path: Path, numbered: Sequence[tuple[int, tuple[bytes, int]]]) -> int:
+    from pipeline_ops.input.tensorflow_start import tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number, (encoded, label) in numbered:
+            features = {
+                ENCODED: _bytes(encoded),
+                KEY: _bytes(str(number).encode()),
+                LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(
+                    deterministic=True
+                )
+            )
+    return len(numbered)
+
+
+def _bytes(value: bytes):
+    from pipeline_ops.input.tensorflow_start import tf
+
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))

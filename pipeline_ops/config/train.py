@@ -485,6 +485,9 @@ class Train(TaskSection):
     machine."""
     devices_per_worker: int = Field(1, ge=1, le=64)
     """Number of GPUs of each worker, or of logical devices if it has none."""
+    communication: Literal["auto", "ring"] = operational_field("auto", is_advanced=True)
+    """The exchange of gradients between workers. `auto` is NCCL on GPUs and otherwise TensorFlow's
+    ring over gRPC, `ring` is always the ring. Only for `multi_worker_mirrored`."""
     parameter_servers: int = advanced_field(0, ge=0, le=1024)
     """Number of processes that hold the variables, besides the chief and the workers. Only for
     `parameter_server`."""
@@ -756,6 +759,11 @@ class Train(TaskSection):
             raise ValueError(
                 f"strategy {self.strategy} is for several devices, "
                 "got devices_per_worker: 1. Use one_device."
+            )
+        if self.communication != "auto" and self.strategy not in ("auto", "multi_worker_mirrored"):
+            raise ValueError(
+                f"communication: {self.communication} is for multi_worker_mirrored, and strategy "
+                f"{self.strategy} has another exchange. Leave communication out."
             )
         for name, strategy in _REQUIRED_KEYS.items():
             value, is_for_it = getattr(self, name), self.strategy == strategy

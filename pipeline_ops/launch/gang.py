@@ -383,8 +383,6 @@ class Gang:
     check_lease: Callable[[], None] = lambda: None
     restarts: int = dataclasses.field(default=0, init=False)
     """The number of restarts after failures. A gang that only changes its size is not counted."""
-    warnings: list[str] = dataclasses.field(default_factory=list, init=False)
-    """For the figures of the training."""
 
     def __post_init__(self) -> None:
         self._log = GangLog(self.attempt)
@@ -637,11 +635,6 @@ class Gang:
                 "train.precision to bfloat16",
             ) from None
         self.restarts += 1
-        self.warnings.append(
-            f"A device had no memory for a step, so each replica computed its share of a batch in "
-            f"{parts} parts (train.micro_batches). Batch normalization takes the statistics of a "
-            "part"
-        )
         message = f"{failure}. Restart {self.restarts}, with train.micro_batches: {parts}"
         _log.warning(message)
         self._report_event("restart", message)

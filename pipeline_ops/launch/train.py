@@ -276,7 +276,7 @@ def summarize_training(
             "batch": config.batch_description,
             "steps": state["step"],
             "restarts": gang.restarts,
-            "warnings": state["warnings"] + gang.warnings[-1:],
+            "warnings": state["warnings"] + warn_of_parts(config, gang.config),
             "weights_digest": digests[0],
             "worker_weights_digests": digests,
             "step_shares": {name: end.shares for name, end in ends.items() if end.shares},
@@ -288,6 +288,17 @@ def summarize_training(
             "task": dataset.task,
         }
     )
+
+
+def warn_of_parts(asked: Train, taken: Train) -> list[str]:
+    """Says that a lack of memory has divided the batch."""
+    if taken.micro_batches == asked.micro_batches:
+        return []
+    return [
+        f"A device had no memory for a step, so each replica computed its share of a batch in "
+        f"{taken.micro_batches} parts (train.micro_batches). Batch normalization takes the "
+        "statistics of a part"
+    ]
 
 
 if __name__ == "__main__":

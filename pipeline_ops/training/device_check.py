@@ -7,10 +7,8 @@ process ends. It prints the findings as a JSON list. With `cpu`, two logical CPU
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,33 @@ import numpy as np
 
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.system.host import Finding
+from pipeline_ops.training.strategy import SHOW_REASON, check_replicas
+from pipeline_ops.training.usage import GpuMonitor
 
 _NUM_STEPS, _BATCH = 10, 64
 _TOLERANCE = 1e-3
 """Of the loss, relative, with TF32 off. Devices add in another order."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NUM_CPUS = 2
+_NEWEST_CODE = (9,)
+"""The newest compute capability that the packages of TensorFlow 2.21 have machine code for."""
 
 
 def check_devices(kind: str) -> Iterator[Finding]:
-    """Yields what TensorFlow was built with, each device, a sum over all, and a short training."""
+    """Yields versions, other processes, each device, XLA, a sum, and a short training."""
     build = tf.sysconfig.get_build_info()
     driver = _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else "no driver"
     yield Finding(
         check=f"TensorFlow {tf.__version__} for CUDA {build.get('cuda_version', '-')} and cuDNN "
         f"{build.get('cudnn_version', '-')}; {driver}"
+    )
+    others: list[str] = []
+    others += GpuMonitor(others.append).list_processes()
+    yield Finding(
+        check="other processes on the GPUs",
+        problem="; ".join(others),
+        cure="A training shares memory and time with them. End them, or wait.",
+        is_warning=True,
     )
     if kind == "cpu":
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -43,48 +53,58 @@ def check_devices(kind: str) -> Iterator[Finding]:
         yield Finding(
             check="GPUs",
             problem="TensorFlow registers no GPU of this host",
-            cure="TF_CPP_MIN_LOG_LEVEL=0 python -m pipeline_ops.training.device_check gpu shows "
-            "the reason in TensorFlow's log.",
+            cure=SHOW_REASON,
         )
         return
     for device in physical:
-        details = tf.config.experimental.get_device_details(device)
-        version = ".".join(map(str, details.get("compute_capability", ())))
-        name = details.get("device_name", "a CPU")
-        yield Finding(
-            check=f"{device.name}: {name}{', compute capability ' * bool(version)}{version}"
-        )
-    yield from _find_other_processes()
+        yield describe_device(device.name, tf.config.experimental.get_device_details(device))
     tf.config.experimental.enable_tensor_float_32_execution(False)
     devices = [device.name for device in tf.config.list_logical_devices(kind.upper())]
+    yield _compile_for(devices[0])
     # A second MirroredStrategy of a process would use the same keys of collectives.
     one, every = (
         tf.distribute.OneDeviceStrategy(devices[0]),
         tf.distribute.MirroredStrategy(devices),
     )
-    yield _check_sum(every)
+    yield Finding(
+        check=f"a convolution and its sum over {every.num_replicas_in_sync} devices",
+        problem=check_replicas(every),
+        cure="NCCL_DEBUG=INFO python -m pipeline_ops.training.device_check gpu shows the reason.",
+    )
     yield compare_losses(_train(one), _train(every))
 
 
-def _check_sum(strategy: tf.distribute.Strategy) -> Finding:
-    """Adds the numbers of the devices, over NCCL if they are several GPUs."""
-    count = strategy.num_replicas_in_sync
-
-    @tf.function
-    def add() -> Any:
-        return strategy.run(
-            lambda: tf.distribute.get_replica_context().all_reduce(
-                "sum",
-                tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, "float32"),
-            )
-        )
-
-    found = [float(value) for value in strategy.experimental_local_results(add())]
-    expected = count * (count - 1) / 2
+def describe_device(name: str, details: Mapping[str, Any]) -> Finding:
+    """Names a device. Warns if TensorFlow has no machine code for it."""
+    version = details.get("compute_capability", ())
+    text = f", compute capability {'.'.join(map(str, version))}" if version else ""
     return Finding(
-        check=f"a sum over {count} devices",
-        problem="" if found == [expected] * count else f"is {found}, and not {expected} on each",
-        cure="NCCL_DEBUG=INFO python -m pipeline_ops.training.device_check gpu shows the reason.",
+        check=f"{name}: {details.get('device_name', 'a CPU')}{text}",
+        problem="TensorFlow has no machine code for it" if version[:1] > _NEWEST_CODE else "",
+        cure="The driver translates every kernel at its first use, which can take half an hour, or "
+        "fails (tensorflow#89272). Keep CUDA_CACHE_PATH on a disk, or take another GPU.",
+        is_warning=True,
+    )
+
+
+def _compile_for(device: str) -> Finding:
+    """Compiles with XLA, which starts NVIDIA's `ptxas` and reads `libdevice`."""
+
+    @tf.function(jit_compile=True)
+    def compute() -> tf.Tensor:
+        return tf.reduce_sum(tf.exp(tf.ones([8, 8])))
+
+    problem = ""
+    try:
+        with tf.device(device):
+            compute()
+    except tf.errors.OpError as error:
+        problem = str(error).strip().splitlines()[0]
+    return Finding(
+        check="XLA",
+        problem=problem,
+        cure="Leave out train.xla, or install requirements-gpu.txt, which has ptxas and libdevice "
+        "(tensorflow#58681).",
     )
 
 
@@ -121,24 +141,6 @@ def compare_losses(one: np.ndarray, all_devices: np.ndarray) -> Finding:
         problem=problem,
         cure="Do not train on several GPUs of this host (tensorflow#90686 is such a case): set "
         "train.devices_per_worker to 1, or install another driver.",
-    )
-
-
-def _find_other_processes() -> Iterator[Finding]:
-    """Warns of processes that use the GPUs now, as far as nvidia-smi knows them."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return
-    query = ["--query-compute-apps=pid,name,used_memory", "--format=csv,noheader"]
-    done = subprocess.run(
-        [program, *query], capture_output=True, text=True, check=False, timeout=60
-    )
-    others = done.stdout.strip().replace("\n", "; ")
-    yield Finding(
-        check="other processes on the GPUs",
-        problem=others if done.returncode == 0 else done.stderr.strip(),
-        cure="A training shares memory and time with them. End them, or wait.",
-        is_warning=True,
     )
 
 

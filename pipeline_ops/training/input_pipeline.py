@@ -78,8 +78,10 @@ class InputPipeline:
             config.model_parameters.get("max_boxes"),
         )
         self.validation = open_split(dataset, "validation", for_validation)
+        # Its parts get smaller with those of training, where a device has little memory.
+        size = max(1, task.evaluation_batch_size // config.micro_batches)
         self.validation_batches = build_evaluation_dataset(
-            self.validation, task.parse, task.evaluation_batch_size, *shard
+            self.validation, task.parse, size, *shard
         )
 
     @tf.autograph.experimental.do_not_convert

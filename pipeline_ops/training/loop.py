@@ -16,6 +16,7 @@ time from the start of a worker to its first step. So loops over tensors are `tf
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -256,7 +257,7 @@ class SynchronousLoop(Loop):
         self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
         self._on_gpus = bool(tf.config.list_logical_devices("GPU"))
-        self._has_clock = not isinstance(strategy, tf.distribute.TPUStrategy)
+        self._is_on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         # Parents come before children, so a parent's flag never replaces that of a child.
         flagged = [*list_layers(model), *self._weights]
         self._is_trainable = [(each, each.trainable) for each in flagged]
@@ -280,7 +281,9 @@ class SynchronousLoop(Loop):
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[: len(learning_rates)] = learning_rates
         count = tf.constant(len(learning_rates))
-        is_timed = self._has_clock and (not self._on_gpus or self._calls % _TIMED_CALLS == 1)
+        is_timed = not self._is_on_tpu
+        if self._on_gpus:
+            is_timed = self._calls % _TIMED_CALLS == 1
         sums, is_sound, worst_loss, waits = self._train(
             batches,
             tf.constant(step),
@@ -426,8 +429,13 @@ class SynchronousLoop(Loop):
         return sums, communication
 
     def _slice_for_replica(self, *batch: Any) -> Any:
-        """Returns this replica's part of the worker's batch, which the worker's devices divide."""
-        return slice_batch(batch, _get_replica_index() % self._local_replicas, self._local_replicas)
+        """Returns this replica's part of the worker's batch, which the worker's devices divide.
+
+        The host divides it, so that a GPU gets its own part alone.
+        """
+        part, count = _get_replica_index() % self._local_replicas, self._local_replicas
+        with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
+            return slice_batch(batch, part, count)
 
     def _differentiate(
         self, _number: int | tf.Tensor, features: Any, labels: Any

@@ -12,6 +12,7 @@ import dataclasses
 import fnmatch
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,10 +29,16 @@ from pipeline_ops.input.framework_internals import (
     override_local_devices,
 )
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
 from pipeline_ops.training.checkpoints import Gather
 
 _MESSAGE_BYTES = 128
 _MAX_NAMES = 20
+SHOW_REASON = (
+    "TF_CPP_MIN_LOG_LEVEL=0 python -m pipeline_ops.training.device_check gpu shows the reason."
+)
+_TOLERANCE = 1e-2
+"""Of the same numbers on other GPUs, with TF32."""
 _Value = TypeVar("_Value")
 
 
@@ -54,9 +61,15 @@ class ChosenStrategy:
 
 
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
-    """Joins the gang and returns once every worker is there. Must precede any other operation."""
+    """Joins the gang and returns once every worker is there. Must precede any other operation.
+
+    Raises ConfigError if GPUs can't be used, or compute something else than each other.
+    """
     configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))
+    if find_gpus() and not gpus and not find_package_problem():
+        problem, cure = find_gpu_problem() or ("it registers none", SHOW_REASON)
+        raise ConfigError(f"{spec.host} has GPUs, and TensorFlow uses none: {problem}. {cure}")
     name: str = config.strategy
     reason, num_devices = "", config.devices_per_worker
     if name == "auto":
@@ -70,7 +83,8 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "multi_worker_mirrored" if spec.workers > 1:
             # A longer step means a lost peer. A killed peer is noticed at once.
             options = tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=float(config.step_timeout_seconds)
+                timeout_seconds=float(config.step_timeout_seconds),
+                implementation=choose_communication(config, gpus),
             )
             with override_local_devices(devices):
                 strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -90,7 +104,24 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
             strategy = connect_tpu(config)
         case _:
             strategy = tf.distribute.get_strategy()
+    if gpus and name in ("mirrored", "multi_worker_mirrored"):
+        require_equal_replicas(strategy)
     return ChosenStrategy(name, reason, strategy, devices)
+
+
+def describe_devices() -> str:
+    """Returns the GPUs that TensorFlow uses, or why there is none."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        problem = find_package_problem() if find_gpus() else None
+        return f"CPUs: {problem[0]}" if problem else "CPUs"
+    details = tf.config.experimental.get_device_details
+    names = Counter(details(gpu).get("device_name", gpu.name) for gpu in gpus)
+    build = tf.sysconfig.get_build_info()
+    return (
+        ", ".join(f"{count} x {name}" for name, count in names.items())
+        + f" with CUDA {build['cuda_version']} and cuDNN {build['cudnn_version']}"
+    )
 
 
 def configure_threads(spec: WorkerSpec) -> None:
@@ -113,6 +144,14 @@ def choose_strategy(config: Train, workers: int, gpus: int) -> tuple[str, str]:
     return "one_device", f"there is one worker, and its host has {'one GPU' if gpus else 'no GPU'}"
 
 
+def choose_communication(
+    config: Train, gpus: int
+) -> tf.distribute.experimental.CommunicationImplementation:
+    """Returns how workers add up gradients. TensorFlow's AUTO is the ring, also on GPUs."""
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    return kinds.NCCL if gpus and config.communication == "auto" else kinds.RING
+
+
 def configure_devices(count: int, gpus: int) -> list[str]:
     """Returns this worker's devices. Raises ConfigError if there are GPUs, but too few.
 
@@ -131,6 +170,49 @@ def configure_devices(count: int, gpus: int) -> list[str]:
             cpu, [tf.config.LogicalDeviceConfiguration()] * count
         )
     return [f"/cpu:{number}" for number in range(count)]
+
+
+def require_equal_replicas(strategy: tf.distribute.Strategy) -> None:
+    """Raises ConfigError if the devices of all workers do not compute and add as one."""
+    if problem := check_replicas(strategy):
+        raise ConfigError(
+            f"the GPUs of the workers differ: {problem} (tensorflow#90686 is such a case). Set "
+            "train.communication to ring, or train on one GPU. NCCL_DEBUG=INFO in `environment` "
+            "of the hosts file shows what NCCL does."
+        )
+
+
+def check_replicas(strategy: tf.distribute.Strategy) -> str:
+    """Says what is wrong with the devices of all workers, "" if nothing.
+
+    All replicas compute the same convolution and its gradient, and add them up, as in a step.
+    """
+
+    def compute() -> Any:
+        context = tf.distribute.get_replica_context()
+        images = tf.random.stateless_uniform([8, 16, 16, 3], [1, 2])
+        kernel = tf.random.stateless_uniform([3, 3, 3, 8], [3, 4])
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            loss = tf.reduce_mean(tf.nn.conv2d(images, kernel, 1, "SAME") ** 2)
+        own = tf.stack([loss, tf.norm(tape.gradient(loss, kernel))])
+        number = tf.cast(context.replica_id_in_sync_group, tf.float32)
+        total, numbers = context.all_reduce(tf.distribute.ReduceOp.SUM, [own, number])
+        return tf.concat([own, total, [numbers]], 0)
+
+    run = tf.function(lambda: strategy.run(compute), autograph=False)
+    count = strategy.num_replicas_in_sync
+    expected = count * (count - 1) / 2
+    for values in strategy.experimental_local_results(run()):
+        own, total, numbers = np.split(values.numpy(), [2, 4])
+        if numbers != expected:
+            return f"the sum of the numbers of {count} replicas is {numbers[0]}, and not {expected}"
+        if not np.allclose(total, count * own, rtol=_TOLERANCE):
+            return (
+                f"the same convolution has the loss and gradient {own} on one device, and their "
+                f"sums over {count} are {total}"
+            )
+    return ""
 
 
 def make_cluster_resolver(spec: WorkerSpec) -> tf.distribute.cluster_resolver.ClusterResolver:

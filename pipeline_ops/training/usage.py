@@ -102,6 +102,18 @@ class GpuMonitor:
             return
         threading.Thread(target=self._watch, daemon=True).start()
 
+    def list_processes(self) -> list[str]:
+        """Returns the processes that use the GPUs now, as numbered on the host.
+
+        It leaves out the GPUs whose processes the driver does not tell.
+        """
+        found = []
+        for name, handle in self._handles.items():
+            with contextlib.suppress(pynvml.NVMLError):
+                processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found += [f"GPU {name}: process {process.pid}" for process in processes]
+        return found
+
     def _watch(self) -> None:
         while True:
             time.sleep(_SAMPLE_SECONDS)

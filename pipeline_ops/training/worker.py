@@ -59,6 +59,7 @@ from pipeline_ops.training.strategy import (
     ChosenStrategy,
     build_placed,
     configure_threads,
+    describe_devices,
     make_cluster_resolver,
     make_gather,
     make_strategy,
@@ -93,11 +94,16 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):
+        # Before TensorFlow opens a GPU, so that its other processes are those of others.
+        monitor = GpuMonitor(lambda message: progress.report("warning", message=message))
+        if others := monitor.list_processes():
+            message = f"others use the memory and time of the GPUs: {', '.join(others)}"
+            progress.report("warning", message=message)
         chosen = make_strategy(config, spec)
         reason = f", because {chosen.reason}" if chosen.reason else ""
-        message = f"strategy {chosen.name} ({chosen.class_name}){reason}"
+        message = f"strategy {chosen.name} ({chosen.class_name}){reason}, on {describe_devices()}"
         progress.report("building", message=message)
-        trainer = build_trainer(spec, request, config, chosen, progress)
+        trainer = build_trainer(spec, request, config, chosen, progress, monitor)
         trainer.run()
         _write_results(trainer, chosen)
         progress.report(
@@ -202,6 +208,7 @@ def build_trainer(
     config: Train,
     chosen: ChosenStrategy,
     progress: ProgressWriter,
+    monitor: GpuMonitor,
 ) -> Trainer:
     """Builds the parts of a training."""
     stop = _stop_on_sigterm()
@@ -246,7 +253,7 @@ def build_trainer(
         else None,
         stop,
         progress,
-        GpuMonitor(lambda message: progress.report("warning", message=message)),
+        monitor,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline_ops.cli.commands import doctor
-from pipeline_ops.training.device_check import compare_losses
+from pipeline_ops.training.device_check import compare_losses, describe_device
 
 LOSSES = np.array([2.3, 2.1, 1.9])
 
@@ -22,12 +22,22 @@ def check(kind):
 
 
 def test_two_devices_add_and_train_as_one():
-    build, device, added, steps = check("cpu")
+    build, others, device, compiled, added, steps = found = check("cpu")
     assert build["check"].startswith("TensorFlow 2.")
+    assert others["check"] == "other processes on the GPUs"
     assert "CPU:0" in device["check"]
-    assert added["check"] == "a sum over 2 devices"
+    assert compiled["check"] == "XLA"
+    assert added["check"] == "a convolution and its sum over 2 devices"
     assert steps["check"] == "10 steps on one device and on all"
-    assert [each["problem"] for each in (build, device, added, steps)] == [""] * 4
+    assert [each["problem"] for each in found] == [""] * 6
+
+
+def test_a_gpu_without_machine_code_is_told():
+    details = {"device_name": "RTX 5090", "compute_capability": (12, 0)}
+    found = describe_device("GPU:0", details)
+    assert found.check == "GPU:0: RTX 5090, compute capability 12.0"
+    assert found.is_warning and "no machine code" in found.problem
+    assert describe_device("GPU:1", details | {"compute_capability": (9, 0)}).problem == ""
 
 
 @pytest.mark.parametrize(

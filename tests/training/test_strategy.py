@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from gangs import ALONE, QUICK, run_gang
@@ -104,6 +105,58 @@ def test_without_a_tpu_the_message_says_where_to_name_one():
         ),
     ):
         connect_tpu(Train(model="digits_cnn", strategy="tpu"))
+
+
+@pytest.mark.parametrize(
+    ("communication", "gpus", "expected"),
+    [("auto", 0, "RING"), ("auto", 2, "NCCL"), ("ring", 2, "RING"), ("ring", 0, "RING")],
+)
+def test_workers_with_gpus_add_up_by_nccl_unless_the_config_says_otherwise(
+    communication, gpus, expected
+):
+    from pipeline_ops.training.strategy import choose_communication
+
+    config = Train(model="digits_cnn", communication=communication)
+    assert choose_communication(config, gpus).value == expected
+
+
+REPLICAS = {
+    "equal": ([1.0, 2.0, 2.0, 4.0, 1.0], ""),
+    "other numbers": ([1.0, 2.0, 2.0, 4.0, 0.0], "of the numbers of 2 replicas is 0.0"),
+    "not a number": ([1.0, 2.0, float("nan"), 4.0, 1.0], "their sums over 2 are [nan  4.]"),
+    "another gradient": ([1.0, 2.0, 2.0, 4.1, 1.0], "their sums over 2 are [2.  4.1]"),
+}
+
+
+@pytest.mark.parametrize(("values", "problem"), REPLICAS.values(), ids=REPLICAS)
+def test_gpus_that_compute_otherwise_are_refused(values, problem):
+    import tensorflow as tf
+
+    from pipeline_ops.training.strategy import check_replicas, require_equal_replicas
+
+    strategy = SimpleNamespace(
+        num_replicas_in_sync=2,
+        run=lambda compute: None,
+        experimental_local_results=lambda _: [
+            tf.constant(REPLICAS["equal"][0]),
+            tf.constant(values),
+        ],
+    )
+    assert problem in check_replicas(strategy)
+    if problem:
+        with pytest.raises(ConfigError, match="#90686 .* Set train.communication to ring"):
+            require_equal_replicas(strategy)
+
+
+def test_a_host_whose_gpus_tensorflow_does_not_use_is_refused(monkeypatch):
+    from pipeline_ops.training import strategy
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(strategy, "configure_threads", lambda spec: None)
+    monkeypatch.setattr(strategy, "find_package_problem", lambda: None)
+    monkeypatch.setattr(strategy, "find_gpu_problem", lambda: ("no libcufft", "Install it."))
+    with pytest.raises(ConfigError, match="a.example has GPUs.* none: no libcufft. Install it."):
+        strategy.make_strategy(Train(model="digits_cnn"), SimpleNamespace(host="a.example"))
 
 
 def test_a_worker_asks_for_no_more_gpus_than_it_sees():

@@ -23,9 +23,11 @@ import keras, numpy as np
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.loop import SynchronousLoop
+from pipeline_ops.training.strategy import require_equal_replicas
 from pipeline_ops.training.usage import TimeSums
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
+require_equal_replicas(strategy)  # as every gang on GPUs does
 config = Train(model="dense", workers=2, global_batch_size=4)
 with strategy.scope():
     images = keras.Input((4, 4, 1))
@@ -92,6 +94,7 @@ def driver(monkeypatch):
     """Functions of NVIDIA's driver for one GPU and for a part of one."""
     functions = mock.Mock(nvmlInit=mock.Mock())
     functions.nvmlDeviceGetHandleByIndex.side_effect = str
+    functions.nvmlDeviceGetComputeRunningProcesses.return_value = []
     functions.nvmlDeviceGetHandleByUUID.side_effect = str
     functions.nvmlDeviceGetMemoryInfo.return_value = mock.Mock(used=30 * 10**9, total=80 * 10**9)
     functions.nvmlDeviceGetUtilizationRates.return_value = mock.Mock(gpu=97)
@@ -118,6 +121,9 @@ def test_the_gpus_of_a_worker_are_watched(driver, monkeypatch):
         GpuUsage(name="MIG-7", **common),
     ]
     driver.nvmlDeviceGetHandleByIndex.assert_called_once_with(3)
+    processes = {"3": [mock.Mock(pid=17)], "MIG-7": []}
+    driver.nvmlDeviceGetComputeRunningProcesses.side_effect = processes.get
+    assert monitor.list_processes() == ["GPU 3: process 17"]
 
 
 def test_a_driver_that_does_not_answer_is_told_and_stops_no_training(driver, monkeypatch):

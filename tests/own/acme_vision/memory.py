@@ -7,18 +7,17 @@ from keras import Input, Model, Sequential, layers
 
 
 class LittleMemory(layers.Layer):
-    """Lets so many images at once through in training, and has no memory for more."""
+    """Lets so many images at once through, and has no memory for more."""
 
-    def __init__(self, num_images: int):
+    def __init__(self, num_images: int, num_evaluated: int):
         super().__init__()
-        self._num_images = num_images
+        self._num_images, self._num_evaluated = num_images, num_evaluated
 
     def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
-        if not training:
-            return images
+        limit = self._num_images if training else self._num_evaluated
 
         def check(images: tf.Tensor) -> tf.Tensor:
-            if len(images) > self._num_images:
+            if len(images) > limit:
                 raise MemoryError(f"OOM when allocating {len(images)} images")
             return images
 
@@ -26,7 +25,11 @@ class LittleMemory(layers.Layer):
         return tf.ensure_shape(checked, images.shape)
 
 
-def build(image_shape: tuple[int, int, int], num_classes: int, num_images: int) -> Model:
-    return Sequential(
-        [Input(image_shape), LittleMemory(num_images), layers.Flatten(), layers.Dense(num_classes)]
-    )
+def build(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    num_images: int,
+    num_evaluated: int = 1000,
+) -> Model:
+    memory = LittleMemory(num_images, num_evaluated)
+    return Sequential([Input(image_shape), memory, layers.Flatten(), layers.Dense(num_classes)])

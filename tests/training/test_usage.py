@@ -49,7 +49,9 @@ for step in (0, 10, 20):
     waits = loop.train(batches, step, [0.1] * 10).waits
     if step:
         times.add_steps(time.perf_counter() - begun, waits)
-print(json.dumps([waits, times.compute_shares().model_dump()]), flush=True)
+loop._on_gpus, loop._calls = True, 0  # the conditional clock, which GPUs have
+sampled = [loop.train(batches, 30 + 10 * call, [0.1] * 10).waits for call in range(3)]
+print(json.dumps([waits, times.compute_shares().model_dump(), sampled]), flush=True)
 os._exit(0)
 """
 
@@ -69,10 +71,13 @@ def test_a_slow_input_is_told_from_waiting_for_the_worker_that_has_it():
             )
         )
     outputs = [process.communicate(timeout=120)[0] for process in processes]
-    (_, fast), (slow_waits, slow) = (json.loads(output.splitlines()[-1]) for output in outputs)
+    (_, fast, _), (slow_waits, slow, sampled) = (
+        json.loads(output.splitlines()[-1]) for output in outputs
+    )
     assert slow_waits[0] == pytest.approx(10 * 0.05, rel=0.4)
     assert slow["input"] > 0.7 and slow["communication"] < 0.2
     assert fast["input"] < 0.2 and fast["communication"] > 0.6
+    assert sampled[0] is None and sampled[2] is None and sampled[1][0] > 0.2
 
 
 def test_the_shares_of_a_training_add_up_to_one():

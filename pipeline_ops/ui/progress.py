@@ -66,9 +66,14 @@ def list_curves(event: ProgressEvent) -> Iterator[tuple[CurveName, float]]:
     for name, share in event.shares or ():
         yield ("share_of_time", name), share
     for gpu in event.gpus:
-        for name, value in gpu.model_dump(exclude={"name", "memory_limit_bytes"}).items():
-            if value is not None:
-                yield (f"GPU_{name}", gpu.name), value
+        figures = {
+            "GPU_utilization": gpu.utilization,
+            "GPU_memory_(GB)": gpu.memory_bytes / 1e9,
+            "GPU_power_(W)": gpu.watts,
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                yield (name, gpu.name), figure
 
 
 def draw_curves(curves: Mapping[CurveName, Sequence[Point]], x_label: str) -> list[Chart]:

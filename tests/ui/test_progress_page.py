@@ -72,7 +72,7 @@ def test_the_page_shows_what_takes_the_time_and_what_the_gpus_do(read_page, trai
     training.attempt("train", events, {"worker 0": [events[-1]], "worker 1": [make_event(done=9)]})
     page = read_page(training)
     titles = re.findall(r"<figcaption><b>(.+?)</b>", page)
-    assert titles == ["Share of time", "GPU utilization", "GPU memory bytes", "GPU watts"]
+    assert titles == ["Share of time", "GPU utilization", "GPU memory (GB)", "GPU power (W)"]
     assert page.count('class="curve series-3"') == 1, "input, computing, communication, saving"
     numbers = "".join(f'<td class="n">{share} %</td>' for share in ("12.5", "5.0", "2.5"))
     used = "97 %, 30.0 of 80.0 GB"

@@ -487,7 +487,8 @@ class Train(TaskSection):
     """Number of GPUs of each worker, or of logical devices if it has none."""
     communication: Literal["auto", "ring"] = operational_field("auto", is_advanced=True)
     """The exchange of gradients between workers. `auto` is NCCL on GPUs and otherwise TensorFlow's
-    ring over gRPC, `ring` is always the ring. Only for `multi_worker_mirrored`."""
+    ring over gRPC. `ring` is always the ring, which two workers on one GPU need. Only for
+    `multi_worker_mirrored`."""
     parameter_servers: int = advanced_field(0, ge=0, le=1024)
     """Number of processes that hold the variables, besides the chief and the workers. Only for
     `parameter_server`."""

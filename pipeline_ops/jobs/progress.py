@@ -69,6 +69,7 @@ class ProgressEvent(BaseModel):
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         if self.shares:
             parts.append(f"input wait {self.shares.input:.0%}")
+            parts.append(f"communication {self.shares.communication:.0%}")
         if self.message:
             parts.append(self.message)
         return "  ".join(parts)

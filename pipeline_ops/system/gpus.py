@@ -65,7 +65,8 @@ def find_package_problem() -> tuple[str, str] | None:
         return None
     return (
         "tensorflow-cpu is installed, which uses no GPU",
-        "Remove .venv, then: make install GPU=1. Or set CUDA_VISIBLE_DEVICES to nothing.",
+        "Remove .venv, then: make install GPU=1. To train on CPUs instead, set "
+        'CUDA_VISIBLE_DEVICES to "".',
     )
 
 

@@ -256,8 +256,10 @@ class SynchronousLoop(Loop):
         average_of = {id(variable): average for variable, average in averages}
         self._best_weights = [average_of.get(id(each), each) for each in self._weights]
         self._local_replicas = count_local_replicas(strategy)
-        self._on_gpus = bool(tf.config.list_logical_devices("GPU"))
         self._is_on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        # TensorFlow refuses its clock where all operations have to be repeatable.
+        self._has_clock = not self._is_on_tpu and "determinism" not in config.debug
+        self._is_sampled = self._has_clock and bool(tf.config.list_logical_devices("GPU"))
         # Parents come before children, so a parent's flag never replaces that of a child.
         flagged = [*list_layers(model), *self._weights]
         self._is_trainable = [(each, each.trainable) for each in flagged]
@@ -281,8 +283,8 @@ class SynchronousLoop(Loop):
         padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
         padded[: len(learning_rates)] = learning_rates
         count = tf.constant(len(learning_rates))
-        is_timed = not self._is_on_tpu
-        if self._on_gpus:
+        is_timed = self._has_clock
+        if self._is_sampled:
             is_timed = self._calls % _TIMED_CALLS == 1
         sums, is_sound, worst_loss, waits = self._train(
             batches,
@@ -290,7 +292,7 @@ class SynchronousLoop(Loop):
             tf.constant(padded),
             count,
             tf.constant(stop),
-            tf.constant(is_timed) if self._on_gpus else is_timed,
+            tf.constant(is_timed) if self._is_sampled else is_timed,
         )
         is_timed = is_timed and self._calls > 0  # the first call is traced and compiled
         self._calls += 1
@@ -343,16 +345,21 @@ class SynchronousLoop(Loop):
         def take(
             number: tf.Tensor, sums: StepSums, worst: tf.Tensor, waits: Waits, ended: tf.Tensor
         ) -> Any:
-            begun = tf.timestamp()  # once the host has scheduled the last step
+            begun = read_clock(number, is_timed)  # once the host has scheduled the last step
             with tf.control_dependencies([begun]):
                 batch = batches.get_next()
-            wait = read_clock(tf.nest.flatten(batch)[0], is_timed) - tf.maximum(begun, ended)
+            with tf.device("CPU:0"):
+                ended = tf.maximum(begun, ended)
+            wait = read_clock(tf.nest.flatten(batch)[0], is_timed, ended)
             self._inner.learning_rate.value.assign(learning_rates[number])
             taken, communication = self._get_first(  # the same on every replica
                 self._strategy.run(self._step, args=(*batch, first + number, stop, is_timed))
             )
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
-            waits = Waits(waits.input + tf.maximum(wait, 0), waits.communication + communication)
+            with tf.device("CPU:0"):
+                waits = Waits(
+                    waits.input + tf.maximum(wait, 0), waits.communication + communication
+                )
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
             ended = read_clock(self._get_first(last_weight.value), is_timed)
             return number + 1, sums, tf.maximum(worst, loss), waits, ended
@@ -418,7 +425,7 @@ class SynchronousLoop(Loop):
             computed = read_clock(gradients[-1], is_timed)
         totals = _all_reduce([*gradients, *tf.nest.flatten(own)])
         with tf.control_dependencies(totals):
-            communication = read_clock(totals[-1], is_timed) - computed
+            communication = read_clock(totals[-1], is_timed, computed)
         gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
         sums = tf.nest.pack_sequence_as(own, sums)
         if not self._task.counts_examples:

@@ -51,6 +51,8 @@ class ChosenStrategy:
     """Explains the choice if the config leaves it to `auto`."""
     strategy: tf.distribute.Strategy
     devices: list[str]
+    communication: str = ""
+    """How workers add up gradients, `nccl` or `ring`. Empty if they don't."""
 
     @property
     def class_name(self) -> str:
@@ -76,15 +78,17 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         name, reason = choose_strategy(config, spec.workers, gpus)
         if name in ("mirrored", "multi_worker_mirrored"):
             num_devices = max(gpus, num_devices)
-    devices = configure_devices(num_devices, gpus)
+    devices, communication = configure_devices(num_devices, gpus), ""
     match name:
         case "one_device":
             strategy = tf.distribute.OneDeviceStrategy(devices[0])
         case "multi_worker_mirrored" if spec.workers > 1:
+            implementation = choose_communication(config, gpus)
+            communication = implementation.value.lower()
             # A longer step means a lost peer. A killed peer is noticed at once.
             options = tf.distribute.experimental.CommunicationOptions(
                 timeout_seconds=float(config.step_timeout_seconds),
-                implementation=choose_communication(config, gpus),
+                implementation=implementation,
             )
             with override_local_devices(devices):
                 strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -106,7 +110,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
             strategy = tf.distribute.get_strategy()
     if gpus and name in ("mirrored", "multi_worker_mirrored"):
         require_equal_replicas(strategy)
-    return ChosenStrategy(name, reason, strategy, devices)
+    return ChosenStrategy(name, reason, strategy, devices, communication)
 
 
 def describe_devices() -> str:

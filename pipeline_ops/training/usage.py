@@ -26,8 +26,10 @@ class Waits(NamedTuple):
     """From the worker's own gradients to the sums of all replicas: for the others, and the way."""
 
 
-def read_clock(tensor: tf.Tensor, is_timed: bool | tf.Tensor) -> tf.Tensor:
-    """Returns the time at which a tensor has been computed, in seconds, or 0 if not timed.
+def read_clock(
+    tensor: tf.Tensor, is_timed: bool | tf.Tensor, since: tf.Tensor | float = 0.0
+) -> tf.Tensor:
+    """Returns the seconds from a time until a tensor has been computed, or 0 if not timed.
 
     A GPU computes what the host has long scheduled, so the host gets one value of the tensor first.
     """
@@ -35,7 +37,7 @@ def read_clock(tensor: tf.Tensor, is_timed: bool | tf.Tensor) -> tf.Tensor:
     def read() -> tf.Tensor:
         value = tf.reshape(tensor, [-1])[:1]
         with tf.device("CPU:0"), tf.control_dependencies([tf.cast(value, tf.float64)]):
-            return tf.timestamp()
+            return tf.timestamp() - since
 
     if isinstance(is_timed, bool):
         return read() if is_timed else tf.zeros([], tf.float64)

@@ -102,6 +102,8 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         chosen = make_strategy(config, spec)
         reason = f", because {chosen.reason}" if chosen.reason else ""
         message = f"strategy {chosen.name} ({chosen.class_name}){reason}, on {describe_devices()}"
+        if chosen.communication:
+            message += f". Gradients are added up by {chosen.communication}"
         progress.report("building", message=message)
         trainer = build_trainer(spec, request, config, chosen, progress, monitor)
         trainer.run()

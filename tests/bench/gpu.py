@@ -296,6 +296,7 @@ PARTS = {
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=2)
+    parser.formatter_class, parser.description = argparse.RawDescriptionHelpFormatter, __doc__
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each round of images")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)

@@ -141,7 +141,7 @@ def load_digits_config(root: Path, raw: Path, epochs: int, **more: Any) -> Pipel
 def make_parser(description: str | None, rounds: int = 3) -> argparse.ArgumentParser:
     """A parser with the number of rounds. Its description is the first paragraph of a docstring."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"Default: {rounds}.")
     return parser
 
 

@@ -18,7 +18,7 @@ from launch.running import make_agent_spec
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import LocalLauncher
-from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
+from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
 
 _DEVICE = os.environ.get("TRAINYARD_TEST_DEVICE")
 _COUNT = """
@@ -40,8 +40,8 @@ def gpus() -> Iterator[list[str]]:
         patch.setenv("PYTHONPATH", str(CODE_ROOT), prepend=os.pathsep)
         found = find_gpus() if _DEVICE == "gpu" else []
         if _DEVICE == "gpu" and run_python(",".join(found), "-c", _COUNT) == "0":
-            problem = find_gpu_problem() or ("TensorFlow registers no GPU of this host", "")
-            pytest.skip(problem[0])
+            problem = find_package_problem() or find_gpu_problem()
+            pytest.skip(". ".join(problem or ["TensorFlow registers no GPU of this host"]))
         patch.setenv("NVIDIA_TF32_OVERRIDE", "0")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield found

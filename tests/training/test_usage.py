@@ -49,7 +49,7 @@ for step in (0, 10, 20):
     waits = loop.train(batches, step, [0.1] * 10).waits
     if step:
         times.add_steps(time.perf_counter() - begun, waits)
-loop._on_gpus, loop._calls = True, 0  # the conditional clock, which GPUs have
+loop._is_sampled, loop._calls = True, 0  # the conditional clock, which GPUs have
 sampled = [loop.train(batches, 30 + 10 * call, [0.1] * 10).waits for call in range(3)]
 print(json.dumps([waits, times.compute_shares().model_dump(), sampled]), flush=True)
 os._exit(0)

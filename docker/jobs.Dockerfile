@@ -13,7 +13,7 @@ ARG PIP_INDEX_URL
 ARG SOURCE_DATE_EPOCH=1767225600
 ARG GPU
 COPY docker/image/packages.sh docker/locks/jobs.txt requirements-gpu.txt /tmp/
-RUN sh /tmp/packages.sh /tmp/jobs.txt ${GPU:+/tmp/requirements-gpu.txt}
+RUN [ "${GPU:-0}" = 0 ] || set -- /tmp/requirements-gpu.txt; sh /tmp/packages.sh /tmp/jobs.txt "$@"
 COPY pyproject.toml README.md LICENSE /src/
 COPY docker/locks/build.txt /src/docker/locks/
 COPY pipeline_ops /src/pipeline_ops
@@ -30,6 +30,8 @@ RUN sh /tmp/system.sh openssh-client
 FROM system AS jobs
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/trainyard /opt/trainyard
+# Of NVIDIA's driver: CUDA (compute), and NVML for the figures of the devices (utility). Which
+# devices a container gets is left to its start: NVIDIA_VISIBLE_DEVICES is not set here.
 ENV PATH=/opt/venv/bin:/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/work TMPDIR=/work TRAINYARD_LOCAL_FOLDER=/work/local \
     LD_LIBRARY_PATH=/opt/venv/lib/cuda CUDA_CACHE_PATH=/work/cuda \

@@ -10,6 +10,10 @@ import os
 from pathlib import Path
 
 _DRIVER = "libcuda.so.1"
+_DRIVER_CURE = (
+    "Install the NVIDIA driver. For a container: --gpus=all, and the NVIDIA container toolkit on "
+    "its host."
+)
 _LIBRARIES = (
     "libcudart.so.12",
     "libcublas.so.12",
@@ -45,7 +49,7 @@ def find_gpu_problem() -> tuple[str, str] | None:
     try:
         ctypes.CDLL(_DRIVER)
     except OSError as error:
-        return f"the driver's library can't be opened: {error}", "Install the NVIDIA driver."
+        return f"the driver's library can't be opened: {error}", _DRIVER_CURE
     if problem := find_package_problem():
         return problem
     for name in _LIBRARIES:

@@ -284,7 +284,7 @@ def test_what_must_change_the_weights_does(trained, options):
 def test_a_gang_with_fewer_workers_keeps_the_batch_and_the_rate(trained, host_pool, tmp_path):
     """`host_pool` is there for the modules that its processes find."""
     row = by_replica(4, 4, GANG | {"workers": 4, "min_workers": 2} | LINEAR)
-    spec = make_agent_spec(tmp_path, silence_timeout_seconds=15)
+    spec = make_agent_spec(tmp_path)
     with contextlib.closing(HostPool(LocalLauncher(workers=2), spec)) as half:
         shrunk = trained(ALONE | row.options | row.changed, half)
     assert distance(trained(ALONE | row.options), shrunk) <= SAME

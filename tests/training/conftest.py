@@ -28,7 +28,9 @@ def host_pool(user_package, tmp_path_factory):
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         own_folder = tmp_path_factory.mktemp("host")
-        host_pool = HostPool(LocalLauncher(), make_agent_spec(own_folder))
+        # It is idle while a test trains in another way.
+        spec = make_agent_spec(own_folder, silence_timeout_seconds=600)
+        host_pool = HostPool(LocalLauncher(), spec)
         yield host_pool
         host_pool.close()
 

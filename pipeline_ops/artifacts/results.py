@@ -108,7 +108,7 @@ class Epoch(Figures):
 
 
 class StepShares(Figures):
-    """What each part has taken of the time of a worker. They add up to 1."""
+    """The shares of a worker's time, which add up to 1."""
 
     input: Share
     """Waiting for the next batch."""
@@ -150,7 +150,7 @@ class TrainingFigures(Figures):
     weights_digest: str
     worker_weights_digests: list[str]
     step_shares: dict[str, StepShares] = {}
-    """By worker, since it was started last. Empty with parameter servers, dtensor and tpu."""
+    """By worker, since it was started last. Empty if it was not timed (docs/strategies.md)."""
     gpus: dict[str, list[GpuUsage]] = {}
     """By worker, at the end."""
     num_parameters: int

@@ -6,6 +6,7 @@ import ctypes
 import glob
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def find_gpus() -> list[str]:
     CUDA counts the devices that a process has. In a container, `/dev/nvidia3` may be number 0.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
+    if visible is not None:  # -1 hides the devices after it
+        return list(itertools.takewhile(lambda name: name not in ("", "-1"), visible.split(",")))
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 

@@ -1,4 +1,4 @@
-"""What a worker spends its time on, and how busy its GPUs are."""
+"""The shares of a worker's time, and the load of its GPUs."""
 
 from __future__ import annotations
 

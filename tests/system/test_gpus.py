@@ -68,6 +68,9 @@ def test_devices_are_counted_as_cuda_counts_them(monkeypatch):
     assert gpus.find_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,MIG-2")
     assert gpus.find_gpus() == ["GPU-1", "MIG-2"]
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert gpus.find_gpus() == []
 
 
 FORK_SERVER = """

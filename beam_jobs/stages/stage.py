@@ -26,6 +26,7 @@ from pipeline_ops.config.reading import suggest_name
 
 if TYPE_CHECKING:
     import numpy as np
+    import tensorflow as tf
 
 parameters = pydantic.dataclasses.dataclass(
     frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid")
@@ -238,3 +239,9 @@ class Stage:
     check: Callable[[Any, str, Sequence[str]], str | None] | None = None
     """For a stage that cannot work on all data. It takes the parameters, "classification" or
     "detection", and the names of the classes before the stage. It returns the problem, or None."""
+    serve: Callable[[tf.Tensor, Any], tf.Tensor | tuple[tf.Tensor, tf.Tensor]] | None = None
+    """The stage as a part of the SavedModel: a TensorFlow function of an image, uint8 [H, W, C],
+    and the parameters, with the result of `function`. A stage that moves pixels also returns its
+    window, float32 [4]: ymin, xmin, ymax, xmax of the part of the image that the result shows, in
+    fractions of the image. A stage without it may not change pixels of validation and test
+    examples, unless the config leaves it to the client (`served: by_client`)."""

@@ -18,7 +18,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -100,6 +100,22 @@ QUARANTINE_DETAIL = "quarantine/detail"
 QUARANTINE_SOURCE = "quarantine/source"  # bytes, UTF-8: path of the file below the source's folder
 QUARANTINE_NUM_BYTES = "quarantine/num_bytes"  # int64: of the original
 QUARANTINE_CONTENT = "quarantine/content"  # bytes: the original, or its beginning
+RAW_TEST_PREFIX = "raw-"
+"""The prefix of files with raw test records. The name of the test shard follows.
+
+They hold records of that shard as they were before any stage, with the features below, so that the
+served model can be tried with what its clients send. A record counts as long as the index still has
+its key in that shard.
+"""
+RAW_KEY = "raw/key"  # bytes, UTF-8: the record's key in the source
+RAW_FILE = "raw/file"  # bytes: the raw image file; empty if the shard holds the same bytes
+RAW_KIND = "raw/kind"  # bytes, UTF-8: such as "JPEG, EXIF 6"
+RAW_EXAMPLES = "raw/examples"  # bytes, UTF-8, one for each example that was made of it: its key
+RAW_PIXELS = "raw/pixels"
+"""bytes, one for each example: its pixels before the stage `encode`, as PNG.
+
+Only some of the records have it, and those always have RAW_FILE.
+"""
 STATISTICS = "statistics.json"
 SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
@@ -118,6 +134,22 @@ class Geometry(BaseModel):
 
 
 STRETCH = Geometry()
+
+
+class StageFigures(BaseModel):
+    """A stage of the data set, and how a model that is trained on it applies the stage.
+
+    `in_graph`: by the stage's TensorFlow function, which is part of the SavedModel. `unchanged`: not
+    at all, because the stage changed no pixel of a validation or test example. `by_client`: the
+    config leaves it to the client. `code` is a digest of the stage's source files.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    parameters: dict[str, Any] = {}
+    served: Literal["in_graph", "unchanged", "by_client"] = "unchanged"
+    code: str = ""
 
 
 class DatasetFigures(BaseModel):
@@ -141,6 +173,8 @@ class DatasetFigures(BaseModel):
     skipped_by_reason: dict[str, int] = {}
     """Valid examples that a stage has skipped, by `<stage>: <reason>`."""
     geometry: Geometry = STRETCH
+    stages: list[StageFigures] = []
+    """The stages in their order. Empty in data sets that were made before they were listed."""
     seconds_by_stage: dict[str, float] = {}
     generation: int = 1
     """The newest generation that has shards here."""

@@ -20,21 +20,28 @@ from pipeline_ops.config.sources import CatalogueOrUserSource, select_source_tag
 class StageConfig(Section):
     """One preprocessing step: its name in the catalogue and its parameters.
 
-    The stage itself checks the parameters.
+    The stage itself checks the parameters. `served: by_client` leaves the stage, and so all of the
+    preprocessing, to the clients of the published model.
     """
 
     name: str
     parameters: dict[str, Any] = {}
+    served: Literal["by_client"] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
-        """Reads the short forms of YAML, `- decode` and `- resize: {height: 28, width: 28}`."""
+        """Reads the short forms of YAML: `- decode`, `- resize: {height: 28, width: 28}`, and with
+        `served: by_client` as a second key beside the name.
+        """
         if isinstance(value, str):
             return {"name": value}
-        if isinstance(value, dict) and len(value) == 1 and "name" not in value:
-            [(name, parameters)] = value.items()
-            return {"name": name, "parameters": parameters or {}}
+        if isinstance(value, dict) and "name" not in value:
+            rest = {key: value[key] for key in value if key != "served"}
+            if len(rest) == 1:
+                [(name, parameters)] = rest.items()
+                served = {"served": value["served"]} if "served" in value else {}
+                return {"name": name, "parameters": parameters or {}, **served}
         return value
 
 

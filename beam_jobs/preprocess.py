@@ -95,10 +95,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     draft.stored += unread
     quarantine.write_rejected_list(draft.folder / dataset.QUARANTINE, rejected)
     figures = compute_figures(summaries, source.class_names, rejected, source.task)
-    # The last stage that gives the images their size decides on the geometry.
-    sizes = [stage.parameters for stage in config.stages if stage.name == "resize"]
-    geometry = dataset.Geometry.model_validate(sizes[-1] if sizes else {})
-    figures = figures.model_copy(update=delta.figures | {"geometry": geometry})
+    figures = figures.model_copy(update=delta.figures)
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     parts = [(summary.split, summary.measurements) for summary in unchanged]
     parts += exchange.read_statistics() if built else []

@@ -43,7 +43,7 @@ _Problem = tuple[tuple[str | int, ...], str]
 
 CATALOGUE: dict[str, Stage] = {
     # The key is the name in the YAML and of the file. The value holds parameters and function.
-    "decode": Stage(decode.Decode, decode.decode),
+    "decode": Stage(decode.Decode, decode.decode, serve=decode.serve),
     "filter": Stage(filter.Filter, filter.filter, map_class=filter.map_class, check=filter.check),
     "map_classes": Stage(
         map_classes.MapClasses,
@@ -53,7 +53,7 @@ CATALOGUE: dict[str, Stage] = {
     ),
     "clip_boxes": Stage(clip_boxes.ClipBoxes, clip_boxes.clip_boxes, check=clip_boxes.check),
     "tile": Stage(tile.Tile, tile.tile),
-    "resize": Stage(resize.Resize, resize.resize),
+    "resize": Stage(resize.Resize, resize.resize, serve=resize.serve),
     "augment": Stage(augment.Augment, augment.augment),
     "equalize": Stage(equalize.Equalize, equalize.equalize),
     "encode": Stage(encode.Encode, encode.encode),

@@ -1,5 +1,7 @@
 """Decodes the image file and rejects files that are not a whole image.
 
+A served model decodes JPEG and PNG files to the same pixels: `serve` is this stage in TensorFlow.
+
 JPEG and PNG files of 8 bits keep their own bytes, even if grey becomes colour or colour becomes
 grey: the reader of the shard decodes to the requested channels itself. Other formats, 16 bits,
 CMYK, images that EXIF marks as turned, and images with transparent parts are encoded again. Images
@@ -21,7 +23,7 @@ import contextlib
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
@@ -31,13 +33,18 @@ from beam_jobs.stages.stage import Color, Example, LazyImage, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
+    import tensorflow as tf
     from PIL.ImageFile import ImageFile
 
 _MAX_SCANS = 64  # a progressive JPEG has about ten
-_MAX_EXIF_OFFSET = 1 << 17  # bytes: it has to be in one of the first segments, of 64 kB at most
+_MAX_SEGMENTS, _MAX_CHUNKS, _MAX_EXIF_TAGS = 64, 4096, 512
+"""EXIF further behind counts as none, so that nobody can have a server search for long."""
+_EXIF = b"Exif\0\0"
+_JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _ORIENTATION_TAG = 0x0112
+_SHORT, _LONG = 3, 4  # types of a tag's value: 16 and 32 bits
 _SIDEWAYS = (5, 6, 7, 8)
 
 
@@ -90,9 +97,11 @@ def decode(example: Example, parameters: Decode) -> Example:
 
 
 def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
-    """The image, and whether the shard may hold the file as it is."""
+    """The upright image, and whether the shard may hold the file as it is."""
     is_kept = header.is_kept
-    if header.is_plain_jpeg:
+    if header.is_cmyk:
+        image = _decode_cmyk(data, parameters.channels, header.has_adobe_marker)
+    elif header.is_jpeg:
         image = _decode_jpeg(data, parameters.channels)
     elif header.has_alpha:
         image, is_opaque = _decode_onto_background(parameters.background, data, parameters.channels)
@@ -105,17 +114,33 @@ def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarra
             f"{header.width}x{header.height} pixels in the header, "
             f"in the data {image.shape[1]}x{image.shape[0]}",
         )
-    return image, is_kept
+    return _turn(image, header.orientation), is_kept
 
 
-def _decode_jpeg(data: bytes, channels: int) -> np.ndarray:
+def _decode_jpeg(data: bytes, channels: int, colors: str = "") -> np.ndarray:
     import simplejpeg
 
     try:
-        image: np.ndarray = simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "RGB")
+        image: np.ndarray = simplejpeg.decode_jpeg(
+            data, colors or ("GRAY" if channels == 1 else "RGB")
+        )
     except ValueError as error:
         raise _make_jpeg_reject(data, error) from None
     return image
+
+
+def _decode_cmyk(data: bytes, channels: int, has_adobe_marker: bool) -> np.ndarray:
+    """Computes RGB as TensorFlow's decoder does. Files with Adobe's marker hold 255 - ink."""
+    import numpy as np
+    from PIL import Image
+
+    light = _decode_jpeg(data, channels, "CMYK").astype(np.uint16)
+    if not has_adobe_marker:
+        light = 255 - light
+    image = (light[:, :, :3] * light[:, :, 3:] // 255).astype(np.uint8)
+    return (
+        image if channels == 3 else np.array(Image.fromarray(image).convert("L"))[:, :, np.newaxis]
+    )
 
 
 def _decode_onto_background(
@@ -126,11 +151,26 @@ def _decode_onto_background(
     from PIL import Image, ImageOps
 
     with _open_with_pillow(data) as image:
-        layer = ImageOps.exif_transpose(image).convert("RGBA")
+        # The header has the orientation of a PNG, from which `_decode` turns it.
+        upright = image if image.format == "PNG" else ImageOps.exif_transpose(image)
+        layer = upright.convert("RGBA")
         is_opaque = layer.getchannel("A").getextrema() == (255, 255)
         below = Image.new("RGBA", layer.size, (*background, 255))
         flat = Image.alpha_composite(below, layer).convert("L" if channels == 1 else "RGB")
         return np.array(flat).reshape(flat.height, flat.width, channels), is_opaque
+
+
+def _turn(image_HWC: np.ndarray, orientation: int) -> np.ndarray:
+    """The upright image, from one that is stored with this orientation of EXIF."""
+    import numpy as np
+
+    if orientation in _SIDEWAYS:
+        image_HWC = image_HWC.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        image_HWC = image_HWC[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        image_HWC = image_HWC[::-1]
+    return np.ascontiguousarray(image_HWC)
 
 
 def count_bits(data: bytes) -> int:
@@ -145,7 +185,7 @@ def count_bits(data: bytes) -> int:
 
 
 def _decode_other(data: bytes, channels: int, bits: int) -> np.ndarray:
-    """Decodes with OpenCV, which applies EXIF's orientation and reduces 16 bits to 8."""
+    """Decodes with OpenCV, which reduces 16 bits to 8, and turns files other than PNG."""
     import numpy as np
 
     image = _decode_with_opencv(data, channels, keeps_depth=bits < 16)
@@ -160,6 +200,7 @@ def _decode_with_opencv(data: bytes, channels: int, keeps_depth: bool) -> np.nda
 
     mode = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     mode |= cv2.IMREAD_ANYDEPTH if keeps_depth else 0
+    mode |= cv2.IMREAD_IGNORE_ORIENTATION if data.startswith(_PNG_SIGNATURE) else 0
     try:
         image: np.ndarray | None = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except cv2.error as error:
@@ -177,32 +218,31 @@ class _Header(NamedTuple):
 
     `is_kept` means that the shard's reader gets the same pixels from the file as it is, if no pixel
     is transparent. `pixels_at` is the offset at which the pixels of a JPEG begin, or 0 if that is
-    not clear.
+    not clear. `orientation` is that of EXIF in a JPEG or PNG. Files with another value than 1 to 8,
+    and files of other formats, have 1.
     """
 
     height: int
     width: int
     is_kept: bool
-    is_plain_jpeg: bool = False
+    is_jpeg: bool = False
     has_alpha: bool = False
     is_whole: bool = True
     pixels_at: int = 0
+    orientation: int = 1
+    is_cmyk: bool = False
+    has_adobe_marker: bool = False
 
     @property
     def keeps_bytes(self) -> bool:
         """True if the file is certain to keep its bytes, judged without its pixels."""
-        return (
-            self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_plain_jpeg)
-        )
+        return self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_jpeg)
 
     def read_orientation(self, data: bytes) -> tuple[tuple[int, int], int]:
-        """Height and width of the image as it is stored, and EXIF's orientation, 1 for upright.
-
-        Call it after decoding, because Pillow may have to decode a PNG to find its EXIF.
-        """
+        """Height and width of the image as it is stored, and EXIF's orientation, 1 for upright."""
         stored = self.height, self.width
-        if self.is_kept or self.is_plain_jpeg:
-            return stored, 1
+        if data.startswith((_JPEG_SIGNATURE, _PNG_SIGNATURE)):
+            return stored, self.orientation
         with _open_with_pillow(data) as image:
             orientation = image.getexif().get(_ORIENTATION_TAG, 1)
             # For TIFF alone, Pillow gives the upright size.
@@ -211,9 +251,9 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes) -> _Header:
-    if data.startswith(b"\xff\xd8\xff"):
+    if data.startswith(_JPEG_SIGNATURE):
         return _read_jpeg_header(data)
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(_PNG_SIGNATURE):
         return _read_png_header(data)
     if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (
         data.startswith(b"RIFF") and data[8:12] == b"WEBP"
@@ -229,7 +269,7 @@ def _read_header(data: bytes) -> _Header:
 
 def _check_end(data: bytes, header: _Header) -> None:
     """Checks that a file is complete and its chunks are intact, without decoding it."""
-    if header.is_plain_jpeg:
+    if header.is_jpeg:
         if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
             raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
         return
@@ -277,50 +317,90 @@ def _read_jpeg_header(data: bytes) -> _Header:
             f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
             f"allowed are {_MAX_SCANS}",
         )
-    is_upright = not segments.has_exif
-    if not is_upright:
-        with _open_with_pillow(data) as image:
-            is_upright = image.getexif().get(_ORIENTATION_TAG, 1) == 1
-    is_kept = is_upright and colors in ("YCbCr", "Gray", "RGB")
-    return _Header(height, width, is_kept, is_plain_jpeg=is_upright, pixels_at=segments.pixels_at)
+    orientation = _parse_orientation(data, segments.exif_at) if segments.exif_at else 1
+    is_cmyk = colors not in ("YCbCr", "Gray", "RGB")
+    return _Header(
+        height,
+        width,
+        is_kept=orientation == 1 and not is_cmyk,
+        is_jpeg=True,
+        pixels_at=segments.pixels_at,
+        orientation=orientation,
+        is_cmyk=is_cmyk,
+        has_adobe_marker=segments.has_adobe_marker,
+    )
 
 
 class _JpegSegments(NamedTuple):
     """The properties of a JPEG that the segments before its pixels tell.
 
     `pixels_at` is the offset at which the pixels begin, or 0 if the segments cannot be followed.
-    With `has_one_scan`, the first scan has all components of a file that is not progressive. A
-    decoder refuses another scan after it.
+    `exif_at` is the offset of EXIF's data, or 0. With `has_one_scan`, the first scan has all
+    components of a file that is not progressive. A decoder refuses another scan after it.
     """
 
-    pixels_at: int
-    has_exif: bool
+    pixels_at: int = 0
+    exif_at: int = 0
+    has_adobe_marker: bool = False
     has_one_scan: bool = False
 
 
 def _read_jpeg_segments(data: bytes) -> _JpegSegments:
     """Follows the segments, because a search could find the pixels of a thumbnail inside one."""
-    offset, has_exif, num_components, end = 2, False, 0, len(data) - 10
+    found, number = _JpegSegments(), 0
+    offset, num_components, end = 2, 0, len(data) - 10
     while offset < end and data[offset] == 0xFF:
-        marker = data[offset + 1]
+        number, marker = number + 1, data[offset + 1]
         if marker == 0xDA:
-            return _JpegSegments(offset, has_exif, data[offset + 4] == num_components)
+            has_one_scan = data[offset + 4] == num_components
+            return found._replace(pixels_at=offset, has_one_scan=has_one_scan)
         if marker == 0xFF:  # padding
             offset += 1
             continue
         if marker in (0xC0, 0xC1):  # a frame that is not progressive
             num_components = data[offset + 9]
-        elif marker == 0xE1 and data.startswith(b"Exif\0\0", offset + 4):
-            has_exif = True
+        elif marker == 0xEE and data.startswith(b"Adobe", offset + 4):
+            found = found._replace(has_adobe_marker=True)
+        elif marker == 0xE1 and number <= _MAX_SEGMENTS and not found.exif_at:
+            has_exif = data.startswith(_EXIF, offset + 4)
+            found = found._replace(exif_at=offset + 4 + len(_EXIF) if has_exif else 0)
         offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
-    return _JpegSegments(0, b"Exif\0\0" in data[:_MAX_EXIF_OFFSET])
+    return found
+
+
+def _parse_orientation(data: bytes, start: int) -> int:
+    """EXIF's orientation in the TIFF structure that begins at `start`, or 1.
+
+    EXIF 2.32, section 4.5: byte order, 42, offset of the first directory; this has a count and
+    entries of twelve bytes each: tag, type, number of values, value.
+    """
+    order: Literal["little", "big"] = "little" if data[start : start + 2] == b"II" else "big"
+
+    def read(offset: int, size: int) -> int:
+        return int.from_bytes(data[offset : offset + size].ljust(size, b"\0"), order)
+
+    if data[start : start + 2] not in (b"II", b"MM"):
+        return 1
+    directory = start + read(start + 4, 4)
+    for index in range(min(read(directory, 2), _MAX_EXIF_TAGS)):
+        entry = directory + 2 + 12 * index
+        if read(entry, 2) == _ORIENTATION_TAG:
+            size = {_SHORT: 2, _LONG: 4}.get(read(entry + 2, 2), 0)
+            value = read(entry + 8, size)
+            return value if value in range(1, 9) else 1
+    return 1
 
 
 def _read_png_header(data: bytes) -> _Header:
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
-    chunks = {name for name, _, _ in _iterate_png_chunks(data)}
+    chunks, orientation = set(), 1
+    for number, (name, start, _) in enumerate(_iterate_png_chunks(data)):
+        if name == b"eXIf" and name not in chunks and number < _MAX_CHUNKS:
+            prefix = len(_EXIF) if data.startswith(_EXIF, start) else 0
+            orientation = _parse_orientation(data, start + prefix)
+        chunks.add(name)
     # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
     # frames of an animation (acTL).
     return _Header(
@@ -329,6 +409,7 @@ def _read_png_header(data: bytes) -> _Header:
         is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
         has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks,
         is_whole=b"IEND" in chunks,
+        orientation=orientation,
     )
 
 
@@ -344,3 +425,184 @@ def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         start, offset = offset + 8, offset + 12 + length
         if offset <= len(data):
             yield name, start, offset - 4
+
+
+# The stage in TensorFlow
+
+
+def serve(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
+    """Returns the upright image, uint8 [H, W, channels], of the bytes of a JPEG or PNG file."""
+    import tensorflow as tf
+
+    is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
+    image_HWC = tf.cond(
+        is_jpeg,
+        lambda: _serve_jpeg(encoded, parameters.channels),
+        lambda: _serve_png(encoded, parameters),
+    )
+    orientation = tf.cond(is_jpeg, lambda: _find_in_jpeg(encoded), lambda: _find_in_png(encoded))
+    turns: list[tuple[tuple[int, ...], Callable[[tf.Tensor], tf.Tensor]]] = [
+        (_SIDEWAYS, lambda image: tf.transpose(image, [1, 0, 2])),
+        ((2, 3, 6, 7), lambda image: tf.reverse(image, [1])),
+        ((3, 4, 7, 8), lambda image: tf.reverse(image, [0])),
+    ]
+    for orientations, turn in turns:
+        is_turned = tf.reduce_any(orientation == tf.constant(orientations, tf.int64))
+        image_HWC = tf.cond(
+            is_turned, lambda i=image_HWC, t=turn: t(i), lambda i=image_HWC: tf.identity(i)
+        )
+    return tf.ensure_shape(image_HWC, [None, None, parameters.channels])
+
+
+def _serve_jpeg(encoded: tf.Tensor, channels: int) -> tf.Tensor:
+    """The accurate inverse cosine transform is that of simplejpeg. TensorFlow's own is faster."""
+    import tensorflow as tf
+
+    def read(num_channels: int) -> tf.Tensor:
+        return tf.io.decode_jpeg(encoded, num_channels, dct_method="INTEGER_ACCURATE")
+
+    if channels == 3:
+        return read(3)
+    is_cmyk = tf.image.extract_jpeg_shape(encoded)[2] == 4  # which libjpeg cannot make grey
+    return tf.cond(is_cmyk, lambda: _to_luma(read(3)), lambda: read(1))
+
+
+def _serve_png(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
+    import tensorflow as tf
+
+    channels = parameters.channels
+    bits, color_type = tf.unstack(_read_bytes(encoded, 24, 2))
+    has_alpha = (color_type == 4) | (color_type == 6) | _contains(encoded, b"tRNS")
+
+    def lay_on_background() -> tf.Tensor:
+        # As Pillow's `alpha_composite` rounds. Its four channels have wrong colours for one bit.
+        alpha = tf.cast(tf.io.decode_png(encoded, 4)[:, :, 3:], tf.int32)
+        colors = tf.cast(tf.io.decode_png(encoded, 3), tf.int32)
+        background = tf.constant(parameters.background, tf.int32)
+        blend = 128 * (colors * alpha + background * (255 - alpha)) + 0x4000
+        flat = tf.cast((blend // 256 + blend) // 256 // 128, tf.uint8)
+        return _to_luma(flat) if channels == 1 else flat
+
+    def reduce_bits() -> tf.Tensor:
+        deep = tf.cast(tf.io.decode_png(encoded, channels, tf.uint16), tf.int32)
+        return tf.cast(tf.minimum(deep // 2 ** (parameters.bits - 8), 255), tf.uint8)
+
+    is_reduced = (bits == 16) & (parameters.bits < 16)
+    return tf.case(
+        [(has_alpha, lay_on_background), (is_reduced, reduce_bits)],
+        default=lambda: tf.io.decode_png(encoded, channels),
+    )
+
+
+def _to_luma(image_HWC: tf.Tensor) -> tf.Tensor:
+    """The luma of ITU-R BT.601, uint8 [H, W, 1], with Pillow's rounding (`Convert.c`, L24)."""
+    import tensorflow as tf
+
+    products = tf.cast(image_HWC, tf.int32) * tf.constant((19595, 38470, 7471))
+    luma = tf.reduce_sum(products, axis=-1, keepdims=True) + 2**15
+    return tf.cast(luma // 2**16, tf.uint8)
+
+
+def _find_in_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    """The orientation of a JPEG, int64, as `_read_jpeg_segments` finds it."""
+    import tensorflow as tf
+
+    exif = tf.constant(list(_EXIF), tf.int64)
+    end = tf.strings.length(encoded, "BYTE")
+
+    def find(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        head = _read_bytes(encoded, offset, 10)
+        marker, num_bytes = head[1], 256 * head[2] + head[3]
+        is_exif = (marker == 0xE1) & tf.reduce_all(head[4:] == exif)
+        is_end = is_exif | (head[0] != 0xFF) | (marker == 0xDA)
+        step = tf.where(marker == 0xFF, tf.constant(1, tf.int64), 2 + num_bytes)
+        next_offset = tf.where(is_end, tf.cast(end, tf.int64), offset + step)
+        return next_offset, tf.where(is_exif, offset + 10, exif_at)
+
+    begin = tf.constant(2, tf.int64), tf.constant(0, tf.int64)
+    _, exif_at = tf.while_loop(
+        lambda offset, _: offset < tf.cast(end - 10, tf.int64),
+        find,
+        begin,
+        maximum_iterations=_MAX_SEGMENTS,
+    )
+    return _serve_orientation(encoded, exif_at)
+
+
+def _find_in_png(encoded: tf.Tensor) -> tf.Tensor:
+    """The orientation of a PNG, int64, as `_read_png_header` finds it."""
+    import tensorflow as tf
+
+    end = tf.cast(tf.strings.length(encoded, "BYTE"), tf.int64)
+    prefix, names = list(_EXIF), {name: list(name) for name in (b"eXIf", b"IEND")}
+
+    def find(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        head = _read_bytes(encoded, offset, 8 + len(prefix))
+        next_offset = offset + 12 + _combine(head[:4])
+        is_exif, is_last = (tf.reduce_all(head[4:8] == names[name]) for name in names)
+        is_exif &= next_offset <= end
+        has_prefix = tf.reduce_all(head[8:] == prefix)
+        start = offset + 8 + tf.where(has_prefix, tf.constant(len(prefix), tf.int64), 0)
+        next_offset = tf.where(is_exif | is_last, end, next_offset)
+        return next_offset, tf.where(is_exif, start, exif_at)
+
+    def walk() -> tf.Tensor:
+        begin = tf.constant(8, tf.int64), tf.constant(0, tf.int64)
+        _, exif_at = tf.while_loop(
+            lambda offset, _: offset + 12 <= end, find, begin, maximum_iterations=_MAX_CHUNKS
+        )
+        return _serve_orientation(encoded, exif_at)
+
+    # Most files have none, and a large one has thousands of chunks.
+    return tf.cond(_contains(encoded, b"eXIf"), walk, lambda: tf.constant(1, tf.int64))
+
+
+def _serve_orientation(encoded: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """The orientation in the TIFF structure at `start`, as `_parse_orientation` finds it."""
+    import tensorflow as tf
+
+    def parse() -> tf.Tensor:
+        head = _read_bytes(encoded, start, 8)
+        is_little = tf.reduce_all(head[:2] == list(b"II"))
+        is_tiff = is_little | tf.reduce_all(head[:2] == list(b"MM"))
+
+        def combine(bytes_n: tf.Tensor) -> tf.Tensor:
+            return _combine(tf.where(is_little, tf.reverse(bytes_n, [-1]), bytes_n))
+
+        directory = start + combine(head[4:])
+        count = combine(_read_bytes(encoded, directory, 2))
+        entries = tf.reshape(_read_bytes(encoded, directory + 2, 12 * _MAX_EXIF_TAGS), [-1, 12])
+        is_there = tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count
+        is_tag = is_there & (combine(entries[:, :2]) == _ORIENTATION_TAG)
+        entry = entries[tf.argmax(is_tag)]
+        kind, short, long = combine(entry[2:4]), combine(entry[8:10]), combine(entry[8:12])
+        value = tf.where(kind == _SHORT, short, tf.where(kind == _LONG, long, 1))
+        is_valid = is_tiff & tf.reduce_any(is_tag) & (value >= 1) & (value <= 8)
+        return tf.where(is_valid, value, 1)
+
+    return tf.cond(start > 0, parse, lambda: tf.constant(1, tf.int64))
+
+
+def _read_bytes(encoded: tf.Tensor, offset: tf.Tensor | int, count: int) -> tf.Tensor:
+    """The bytes at an offset as int64 [count], with zeros behind the end of the file."""
+    import tensorflow as tf
+
+    begin = tf.minimum(tf.cast(offset, tf.int64), tf.cast(tf.strings.length(encoded), tf.int64))
+    part = tf.strings.substr(encoded, begin, count) + b"\0" * count
+    found = tf.io.decode_raw(tf.strings.substr(part, 0, count), tf.uint8)
+    return tf.cast(tf.ensure_shape(found, [count]), tf.int64)
+
+
+def _combine(bytes_n: tf.Tensor) -> tf.Tensor:
+    """The numbers of int64 [..., n] bytes, the highest first."""
+    import tensorflow as tf
+
+    weights = [256**power for power in reversed(range(bytes_n.shape[-1]))]
+    return tf.reduce_sum(bytes_n * tf.constant(weights, tf.int64), axis=-1)
+
+
+def _contains(encoded: tf.Tensor, text: bytes) -> tf.Tensor:
+    import tensorflow as tf
+
+    parts = tf.raw_ops.StringSplitV2(input=encoded[tf.newaxis], sep=text, maxsplit=1)
+    return parts.shape[1] > 1

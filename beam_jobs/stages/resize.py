@@ -15,6 +15,7 @@ from pipeline_ops.artifacts.dataset import to_grey
 
 if TYPE_CHECKING:
     import numpy as np
+    import tensorflow as tf
 
 
 @parameters
@@ -34,8 +35,8 @@ class Resize:
 
 
 def resize(example: Example, parameters: Resize) -> Example:
-    """Averages over areas to shrink, which avoids aliasing, and interpolates linearly to
-    enlarge."""
+    """Averages over areas to shrink a side, which avoids aliasing, and then interpolates linearly
+    to enlarge the other one."""
     height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example
@@ -55,12 +56,13 @@ def _stretch(example: Example, height: int, width: int) -> Example:
 def _resize_pixels(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
     import cv2
 
-    if image_HWC.shape[:2] == (height, width):
-        return image_HWC
-    shrinks = height * width < image_HWC.shape[0] * image_HWC.shape[1]
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    resized: np.ndarray = cv2.resize(image_HWC, (width, height), interpolation=method)
-    return resized.reshape(height, width, -1)
+    before_height, before_width, channels = image_HWC.shape
+    shrunk = min(height, before_height), min(width, before_width)
+    if shrunk != (before_height, before_width):
+        image_HWC = cv2.resize(image_HWC, shrunk[::-1], interpolation=cv2.INTER_AREA)
+    if shrunk != (height, width):
+        image_HWC = cv2.resize(image_HWC, (width, height), interpolation=cv2.INTER_LINEAR)
+    return image_HWC.reshape(height, width, channels)
 
 
 def _crop(example: Example, parameters: Resize) -> Example:
@@ -91,3 +93,47 @@ def _letterbox(example: Example, parameters: Resize) -> Example:
     image[:] = parameters.pad_color if channels == 3 else to_grey(parameters.pad_color)
     image[top : top + inner_height, left : left + inner_width] = inner.image
     return inner.with_image(image, transform_boxes(inner.boxes, down=top, right=left))
+
+
+# The stage in TensorFlow
+
+
+def serve(image_HWC: tf.Tensor, parameters: Resize) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the image, uint8, and its window. With bars, a window is larger than the image."""
+    import tensorflow as tf
+
+    size = tf.constant((parameters.height, parameters.width), tf.float64)
+    shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
+    if parameters.mode == "crop":
+        part = tf.round(shape[::-1] * size / size[::-1])
+        part = tf.clip_by_value(part, tf.ones_like(part), shape)
+        before = (shape - part) // 2
+        (top, left), (height, width) = (
+            tf.unstack(tf.cast(pair, tf.int32)) for pair in (before, part)
+        )
+        image = _serve_pixels(image_HWC[top : top + height, left : left + width], size)
+        return image, tf.concat([before / shape, (before + part) / shape], axis=0)
+    if parameters.mode == "stretch":
+        return _serve_pixels(image_HWC, size), tf.constant([0.0, 0.0, 1.0, 1.0])
+    inner = tf.round(shape * tf.reduce_min(size / shape))
+    inner = tf.clip_by_value(inner, tf.ones_like(inner), size)
+    before = (size - inner) // 2
+    color = parameters.pad_color
+    bars = tf.constant(color if image_HWC.shape[2] == 3 else [to_grey(color)], tf.int32)
+    resized = tf.cast(_serve_pixels(image_HWC, inner), tf.int32) - bars
+    margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
+    image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars
+    window = tf.concat([-before / inner, (size - before) / inner], axis=0)
+    return tf.cast(image, tf.uint8), window
+
+
+def _serve_pixels(image_HWC: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`_resize_pixels` in TensorFlow, whose area method is OpenCV's but for rounding."""
+    import tensorflow as tf
+
+    size = tf.cast(size, tf.int32)
+    shrunk = tf.minimum(size, tf.shape(image_HWC)[:2])
+    averaged = tf.raw_ops.ResizeArea(images=image_HWC[tf.newaxis], size=shrunk)
+    # Without a side to enlarge, this changes nothing.
+    enlarged = tf.image.resize(tf.round(averaged), size)[0]
+    return tf.cast(tf.round(enlarged), tf.uint8)

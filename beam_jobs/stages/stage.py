@@ -245,3 +245,6 @@ class Stage:
     window, float32 [4]: ymin, xmin, ymax, xmax of the part of the image that the result shows, in
     fractions of the image. A stage without it may not change pixels of validation and test
     examples, unless the config leaves it to the client (`served: by_client`)."""
+    splits: bool = False
+    """For a stage that makes several examples of one: `serve` returns all of their images, uint8
+    [T, H, W, C], and their windows, float32 [T, 4]."""

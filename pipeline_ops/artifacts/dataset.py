@@ -121,25 +121,10 @@ SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
 
 
-class Geometry(BaseModel):
-    """How images of any size get the size of the model, as the stage `resize` does it.
-
-    Serving does the same with a request's image. `pad_color` is for the bars of letterbox.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    mode: Literal["stretch", "letterbox", "crop"] = "stretch"
-    pad_color: tuple[int, int, int] = (0, 0, 0)
-
-
-STRETCH = Geometry()
-
-
 class StageFigures(BaseModel):
     """A stage of the data set, and how a model that is trained on it applies the stage.
 
-    `in_graph`: by the stage's TensorFlow function, which is part of the SavedModel. `unchanged`: not
+    `in_graph`: by the stage's TensorFlow function, a part of the SavedModel. `unchanged`: not
     at all, because the stage changed no pixel of a validation or test example. `by_client`: the
     config leaves it to the client. `code` is a digest of the stage's source files.
     """
@@ -172,7 +157,6 @@ class DatasetFigures(BaseModel):
     rejected_by_reason: dict[str, int]
     skipped_by_reason: dict[str, int] = {}
     """Valid examples that a stage has skipped, by `<stage>: <reason>`."""
-    geometry: Geometry = STRETCH
     stages: list[StageFigures] = []
     """The stages in their order. Empty in data sets that were made before they were listed."""
     seconds_by_stage: dict[str, float] = {}
@@ -204,6 +188,16 @@ def compute_split_digest(manifest: Manifest, split: str) -> str:
 def list_shard_paths(manifest_uri: str, manifest: Manifest, split: str) -> list[str]:
     folder = Path(manifest_uri).parent
     return [str(file.locate(folder)) for file in list_shards(manifest, split)]
+
+
+def list_raw_test_paths(manifest_uri: str, manifest: Manifest) -> list[str]:
+    """The files with raw test records, in order."""
+    folder = Path(manifest_uri).parent
+    return [str(file.locate(folder)) for file in manifest.files if is_raw_test_file(file.path)]
+
+
+def is_raw_test_file(path: str) -> bool:
+    return path.startswith(RAW_TEST_PREFIX)
 
 
 def list_removed_positions(manifest: Manifest, split: str) -> tuple[tuple[int, ...], ...]:

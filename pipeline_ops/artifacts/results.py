@@ -16,21 +16,7 @@ from pipeline_ops.config.model_catalogue import Task
 
 Share = Annotated[float, Field(ge=0, le=1)]
 SAVED_MODEL = "saved_model"
-"""Training: the candidate, a SavedModel with four signatures.
-
-`serving_default` takes `image_bytes` (string [N]: files of any size), `images` takes `images`
-(float32 [N, H, W, C] in 0..255), `examples` takes `examples` (string [N]: tf.train.Example with
-`image/encoded`). All three return `probabilities` (float32 [N, classes]) and `classes` (int64 [N]).
-`decode` takes `image_bytes` and returns `images`. `assets/class_names.txt` has one class in a line.
-
-A detector returns `boxes` (float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fractions of the image
-that was sent), `scores` (float32 [N, 100], the best first), `classes` (int64 [N, 100]: indexes into
-the class names) and `num_detections` (int32 [N]). Values after the first `num_detections` are 0. A
-detector whose head uses only operations of TFLite and ONNX has a fifth signature for these formats,
-`portable`, with the interface of `images`. `detection_api` takes `input_tensor` (uint8 [N, height,
-width, 3]) and has the outputs of the Object Detection API, with classes from 1. The assets also
-have the classes as `label_map.pbtxt`.
-"""
+"""Training: the candidate, a SavedModel with the signatures of `served/contract.py`."""
 MIN_SCORE = 0.01
 """The minimum score of a detection.
 
@@ -39,9 +25,9 @@ It is low, because average precision also covers uncertain detections.
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"
-"""Training: real test examples, serialised as in the data set."""
+"""Training: raw records of the test split with their pixels, serialised as in the data set."""
 REFERENCE_OUTPUTS = "reference.npy"
-"""Training: the outputs of the trained model in memory for the reference examples.
+"""Training: the outputs of the trained model in memory for the pixels of the reference examples.
 
 A classifier has probabilities (float32 [N, classes]), a detector has detections (float32 [N, 100,
 6]: box, score and class).
@@ -278,6 +264,23 @@ def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, f
     return ""
 
 
+class FileFigures(Figures):
+    """The pixels that a published model makes of raw test files, beside those of the data set.
+
+    The differences are the largest of all files, in levels of 0..255: of an image's mean, of its
+    99.9th percentile, and of any pixel. `unserved_kinds` are the kinds of raw files that a served
+    model does not take. With `client_stages`, it takes none, and the pixels are those of
+    `pipeline_ops.served.prepare`.
+    """
+
+    num_checked: int
+    unserved_kinds: list[str] = []
+    mean_difference: float = 0.0
+    tail_difference: float = 0.0
+    max_difference: float = 0.0
+    client_stages: list[str] = []
+
+
 class FormatFigures(Figures):
     """One format of a published model, as measured by a process that has never built the model.
 
@@ -319,4 +322,6 @@ class ModelFigures(Figures):
     top1_agreement: float
     class_names: list[str]
     formats: list[FormatFigures] = []
+    files: FileFigures | None = None
+    """Versions that were published before this check have none."""
     contents: str = ""

@@ -36,7 +36,7 @@ from pipeline_ops.evaluation.metrics import (
     find_in_top_k,
 )
 from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values, list_features
-from pipeline_ops.input.saved_model_client import (
+from pipeline_ops.served.client import (
     EncodedBatch,
     SavedModelClient,
     read_encoded_batches,

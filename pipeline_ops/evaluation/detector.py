@@ -41,7 +41,7 @@ from pipeline_ops.evaluation.slices import (
     join_slice_values,
     list_features,
 )
-from pipeline_ops.input.saved_model_client import (
+from pipeline_ops.served.client import (
     DETECTOR_OUTPUTS,
     EncodedBatch,
     ImageDetections,

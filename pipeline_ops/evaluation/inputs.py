@@ -54,7 +54,7 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.versions import fetch_version

@@ -47,7 +47,7 @@ from pipeline_ops.evaluation.metrics import (
     describe_metric,
     to_recall_points,
 )
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page

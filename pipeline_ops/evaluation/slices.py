@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.errors import DataError
-from pipeline_ops.input.saved_model_client import EncodedBatch
+from pipeline_ops.served.client import EncodedBatch
 
 MISSING_VALUE = "(none)"
 """The slice of an example that lacks the feature, or whose key has no folder."""

@@ -16,7 +16,12 @@ import jinja2
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.artifacts.results import EvaluationFigures, FormatFigures, TrainingFigures
+from pipeline_ops.artifacts.results import (
+    EvaluationFigures,
+    FileFigures,
+    FormatFigures,
+    TrainingFigures,
+)
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import Request
@@ -34,6 +39,7 @@ def write_card(
     training: Manifest,
     evaluation: EvaluationFigures,
     formats: Sequence[FormatFigures],
+    files: FileFigures,
 ) -> None:
     """Writes both files into a version's folder."""
     figures, challenger = TrainingFigures.model_validate(training.figures), evaluation.challenger
@@ -65,6 +71,7 @@ def write_card(
             "gate": [rule.text for rule in evaluation.rules],
         },
         "formats": [each.model_dump(exclude={"latency_seconds", "seconds"}) for each in formats],
+        "files": files.model_dump(),
         "lineage": {
             name: entry.digest
             for inputs in (request.inputs, training.inputs)

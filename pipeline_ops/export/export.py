@@ -27,6 +27,7 @@ from pipeline_ops.artifacts.results import (
     REPORT,
     SAVED_MODEL,
     EvaluationFigures,
+    FileFigures,
     FormatFigures,
     ModelFigures,
     TrainingFigures,
@@ -36,7 +37,7 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.export.card import write_card
-from pipeline_ops.export.check import References, check_format, check_serving
+from pipeline_ops.export.check import check_format, check_serving
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
 from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
@@ -45,6 +46,7 @@ from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.pages.page import render_part
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import Version
+from pipeline_ops.served.references import References
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     copy_file,
@@ -138,6 +140,7 @@ class _StagedVersion:
     model: _TrainedModel
     folder: Path
     formats: list[FormatFigures]
+    files: FileFigures
 
     @property
     def contents_digest(self) -> str:
@@ -157,6 +160,7 @@ class _StagedVersion:
             top1_agreement=saved_model.top1_agreement,
             class_names=self.model.figures.class_names,
             formats=self.formats,
+            files=self.files,
             contents=self.contents_digest,
         )
 
@@ -170,7 +174,9 @@ class _StagedVersion:
             copy_file(file, folder / file.relative_to(self.folder))
         model, request = self.model, self.request
         training, evaluation = model.training, model.evaluation
-        write_card(folder, self.config, number, request, training, evaluation, self.formats)
+        write_card(
+            folder, self.config, number, request, training, evaluation, self.formats, self.files
+        )
         files = list_files(folder)
         found = {file.path: (file.crc32c, file.sha256) for file in files}
         for trained in list_saved_model_files(training):
@@ -215,6 +221,8 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         progress.report("check", message="comparing the SavedModel with the trained model")
         references = References(model.folder, folder, num_classes, model.figures.task)
         formats = [check_format("saved_model", references, folder, config)]
+        progress.report("check", message="sending raw test files to the SavedModel")
+        files = references.check_files()
         seconds = wait()
         for name in converted:
             progress.report("check", message=f"comparing {name} with the trained model")
@@ -222,7 +230,7 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
     progress.report("serve", message="predicting as a server does")
     check_serving(folder, references, config)
     write_warmup(folder, config.model, references)
-    return _StagedVersion(job.request, config, model, folder, formats)
+    return _StagedVersion(job.request, config, model, folder, formats, files)
 
 
 def _promote(

@@ -28,7 +28,8 @@ import numpy as np
 from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError, make_error
-from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.served import contract
+from pipeline_ops.served.client import SavedModelClient, decode_pixels, read_encoded_batches
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.read_errors import to_exit_code
 
@@ -41,12 +42,11 @@ FORMAT_PATHS = {
 
 The SavedModel is the folder itself.
 """
-_IMAGES = "images"
+_IMAGES = contract.IMAGES
 """The signature of a format, its input, and the SavedModel's signature that it is made of.
 
-A SavedModel may have a signature for this purpose, `_PORTABLE`. Then a format is made of that one.
+A SavedModel may have a signature for this purpose, `PORTABLE`. Then a format is made of that one.
 """
-_PORTABLE = "portable"
 _BATCH = 32
 _OPSET = 18
 _NUM_EXAMPLES = 100  # from which the ranges of the activations are taken
@@ -162,7 +162,7 @@ def _freeze(model: Any) -> Any:
     from pipeline_ops.input.framework_internals import freeze_variables
     from pipeline_ops.input.tensorflow_start import tf
 
-    signature = model.signatures[_PORTABLE if _PORTABLE in model.signatures else _IMAGES]
+    signature = model.signatures.get(contract.PORTABLE) or model.signatures[_IMAGES]
     names = sorted(signature.structured_outputs)
     module = tf.Module()
     module.frozen = freeze_variables(signature, lower_control_flow=False)
@@ -211,12 +211,10 @@ def _read_representative_images(arguments: argparse.Namespace) -> Iterator[np.nd
             f"{missing[0]} is gone, and export.int8 needs training examples. "
             "Run preprocess again, or remove tflite_int8 from export.formats."
         )
-    model = SavedModelClient(arguments.folder, "the SavedModel", arguments.classes)
+    shape = SavedModelClient(arguments.folder, "the SavedModel", arguments.classes).image_shape
     batches = read_encoded_batches(paths, _BATCH, list_removed_positions(manifest, "train"))
     images = (
-        image[np.newaxis]
-        for batch in batches
-        for image in model.call_signature("decode", image_bytes=batch.images)["images"]
+        image[np.newaxis] for batch in batches for image in decode_pixels(batch.images, shape)
     )
     return itertools.islice(images, _NUM_EXAMPLES)
 

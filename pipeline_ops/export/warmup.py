@@ -9,12 +9,14 @@ tensorflow_serving/apis/{prediction_log,predict,model}.proto.
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 
 import numpy as np
 from google.protobuf.internal.encoder import BytesEncoder
 
-from pipeline_ops.export.check import References
+from pipeline_ops.served import contract
+from pipeline_ops.served.references import References, pack_example
 
 _NUM_IMAGES = (1, 8)
 
@@ -25,14 +27,19 @@ def write_warmup(folder: Path, model: str, references: References) -> None:
 
     file = folder / "assets.extra" / "tf_serving_warmup_requests"
     file.parent.mkdir(exist_ok=True)
-    inputs = {
-        "serving_default": ("image_bytes", np.array(references.encoded, object)),
-        "images": ("images", references.decode_images()),
-        "examples": ("examples", np.array(references.serialized, object)),
-    }
+    images = references.images
+    inputs = {contract.IMAGES: (contract.IMAGES, images)}
+    if references.model.takes_files:
+        files = [record.file for record, _ in references.files] or references.encoded
+        examples = [pack_example(file) for file in files]
+        inputs[contract.SERVING_DEFAULT] = contract.IMAGE_BYTES, np.array(files, object)
+        inputs[contract.EXAMPLES] = contract.EXAMPLES, np.array(examples, object)
+    else:
+        inputs[contract.SERVING_DEFAULT] = contract.PREPARED_IMAGES, images
     with tf.io.TFRecordWriter(str(file)) as writer:
-        for count in (count for count in _NUM_IMAGES if count <= len(references.encoded)):
-            for signature, (name, values) in inputs.items():
+        sizes = itertools.product(_NUM_IMAGES, sorted(inputs.items()))
+        for count, (signature, (name, values)) in sizes:
+            if count <= len(values):
                 tensor = tf.make_tensor_proto(values[:count]).SerializeToString(deterministic=True)
                 spec = _encode((1, model.encode()), (3, signature.encode()))
                 request = _encode((1, spec), (2, _encode((1, name.encode()), (2, tensor))))

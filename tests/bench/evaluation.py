@@ -26,7 +26,7 @@ from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.evaluation.classifier import compute_findings, predict_all
 from pipeline_ops.evaluation.detector import evaluate_boxes
-from pipeline_ops.input.saved_model_client import (
+from pipeline_ops.served.client import (
     ImageDetections,
     SavedModelClient,
     TrueBoxes,

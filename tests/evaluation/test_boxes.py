@@ -12,7 +12,7 @@ from pipeline_ops.evaluation.detector import (
     match,
     recommend_min_score,
 )
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 A, B, CROWD = [0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 100, 100]
 

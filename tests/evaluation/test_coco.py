@@ -29,7 +29,7 @@ from pipeline_ops.evaluation.detector import (
 )
 from pipeline_ops.evaluation.gate import judge
 from pipeline_ops.evaluation.metrics import Group, build_drawn_group
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 NAMES = (
     "map",

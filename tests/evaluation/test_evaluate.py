@@ -18,7 +18,7 @@ from pipeline_ops.artifacts.dataset import list_shard_paths
 from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.input.saved_model_client import SavedModelClient, read_encoded_batches
+from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 

@@ -12,7 +12,7 @@ from PIL import Image
 from pipeline_ops.evaluation.classifier import rank_key
 from pipeline_ops.evaluation.detector import DetectorFindings
 from pipeline_ops.evaluation.report import draw_predictions, to_data_uri
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 
 def encode(kind: str, side: int = 8, mode: str = "L") -> bytes:

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
 from pipeline_ops.evaluation.report import describe_overfitting, mark_mistakes
-from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

@@ -13,7 +13,7 @@ from pipeline_ops.evaluation.slices import (
     compute_slice_values,
     join_slice_values,
 )
-from pipeline_ops.input.saved_model_client import EncodedBatch
+from pipeline_ops.served.client import EncodedBatch
 
 
 def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatch:

@@ -10,7 +10,7 @@ import pytest
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.check import AgreementRule, References, check_format, compare
+from pipeline_ops.served.references import AgreementRule, References, check_format, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 

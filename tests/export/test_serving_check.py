@@ -11,7 +11,7 @@ from listeners import find_listeners
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.export.check import References, check_serving
+from pipeline_ops.served.references import References, check_serving
 
 CONFIG = Export(model="digits")
 

@@ -19,8 +19,8 @@ _IMPORTED_MODULES = {
         "beam_jobs.output.shard",
     ],
     "train": [],
-    "evaluate": ["pipeline_ops.input.saved_model_client"],
-    "export": ["pipeline_ops.input.saved_model_client"],
+    "evaluate": ["pipeline_ops.served.client"],
+    "export": ["pipeline_ops.served.client"],
 }
 
 

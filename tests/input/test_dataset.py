@@ -255,7 +255,7 @@ def examples_of(split) -> list[bytes]:
 def test_what_is_removed_is_read_by_nobody(split):
     """Compares training, evaluation and the inputs of a served model with the shards."""
     from pipeline_ops.input.reading import build_evaluation_dataset, read_records
-    from pipeline_ops.input.saved_model_client import read_encoded_batches
+    from pipeline_ops.served.client import read_encoded_batches
 
     every = [list(read_records([path]).as_numpy_iterator()) for path in split.paths]
     removed = split.removed or ((),) * len(every)

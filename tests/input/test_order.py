@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.input.reading import SplitShards, slice_batch
-from pipeline_ops.input.saved_model_client import read_true_boxes
+from pipeline_ops.served.client import read_true_boxes
 from pipeline_ops.storage.open_store import open_path
 
 GOLDEN = [418, 289, 35, 595, 518, 515, 634, 449, 292, 533]
@@ -187,7 +187,7 @@ def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path
 
 def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(dataset, tmp_path):
     from pipeline_ops.input.reading import open_split, repeat_rare_classes
-    from pipeline_ops.input.saved_model_client import read_encoded_batches
+    from pipeline_ops.served.client import read_encoded_batches
     from pipeline_ops.jobs.local_inputs import HostDataset
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.system.disk_cache import HostCache

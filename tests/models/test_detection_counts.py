@@ -63,7 +63,7 @@ def to_batch(scenes, scores):
 
 def compute_with_coco(scenes, scores) -> dict[str, float]:
     from pipeline_ops.evaluation.detector import evaluate_boxes
-    from pipeline_ops.input.saved_model_client import ImageDetections, TrueBoxes
+    from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
     truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]
     found = [ImageDetections(*scene[3:], each) for scene, each in zip(scenes, scores, strict=True)]

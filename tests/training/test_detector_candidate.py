@@ -118,7 +118,7 @@ def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp
     import cv2
     import tensorflow as tf
 
-    from pipeline_ops.export.serving.model_reloader import LoadedModel, predict
+    from pipeline_ops.served.server.model_reloader import LoadedModel, predict
 
     folder = candidate[0] / SAVED_MODEL
     model = tf.saved_model.load(str(folder))
@@ -142,7 +142,7 @@ def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp
 
 
 def test_an_export_in_which_the_signature_of_the_api_differs_is_refused(candidate):
-    from pipeline_ops.export.check import AgreementRule, References
+    from pipeline_ops.served.references import AgreementRule, References
 
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
     call = references.model.call_signature
@@ -175,7 +175,7 @@ def test_the_label_map_travels_with_a_detector(candidate):
 
 
 def test_export_accepts_the_candidate_and_no_other(candidate):
-    from pipeline_ops.export.check import AgreementRule, References
+    from pipeline_ops.served.references import AgreementRule, References
 
     rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
@@ -194,7 +194,7 @@ def test_export_accepts_the_candidate_and_no_other(candidate):
 
 
 def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
-    from pipeline_ops.export.check import AgreementRule, compare
+    from pipeline_ops.served.references import AgreementRule, compare
 
     rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
     one = np.zeros([1, 3, 6], np.float32)
@@ -207,7 +207,7 @@ def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
 
 
 def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_images():
-    from pipeline_ops.export.check import AgreementRule, compare
+    from pipeline_ops.served.references import AgreementRule, compare
 
     config = Export(model="scenes", box_agreement=0.9)
     one = np.zeros([20, 3, 6], np.float32)
@@ -237,7 +237,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
 
 def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):
     """One of them is a retinanet, whose backbone has depthwise convolutions and batch norms."""
-    from pipeline_ops.export.check import References, check_format
+    from pipeline_ops.served.references import References, check_format
     from pipeline_ops.export.formats import run_converter
 
     config, formats = Export(model="scenes"), ["tflite", "onnx"]

@@ -83,7 +83,7 @@ def serve(arguments: argparse.Namespace) -> int:
     argv = [
         sys.executable,
         "-m",
-        "pipeline_ops.export.serving.server",
+        "pipeline_ops.served.server.server",
         *(f"--{option}={value}" for option, value in options.items()),
         f"--port={arguments.port}",
         *(f"--allow-host={host}" for host in arguments.allow_host),

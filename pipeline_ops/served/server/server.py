@@ -38,8 +38,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pipeline_ops.export.serving.model_reloader import LoadedModel, ModelReloader, predict
-from pipeline_ops.export.serving.rest import BadRequest
+from pipeline_ops.served.server.model_reloader import LoadedModel, ModelReloader, predict
+from pipeline_ops.served.server.rest import BadRequest
 from pipeline_ops.registry.registry import Registry
 
 MAX_BODY_BYTES = 64 << 20

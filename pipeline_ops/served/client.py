@@ -1,8 +1,9 @@
-"""A served model, and examples in the form that it takes: encoded images in, predictions out.
+"""A served model, and examples in the forms that it takes: encoded images in, predictions out.
 
 Evaluation uses it to give champion and challenger the same inputs, and to compare detections with
 true boxes. Export uses it to give the SavedModel the inputs that training gave the model in memory.
-The SavedModel itself decodes the images.
+The SavedModel itself decodes the images. Images of shards have been through all stages, raw files
+through none.
 
 Legend: N images, C classes, D detections of an image.
 """
@@ -16,13 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED, KEY, LABEL
+from pipeline_ops.artifacts.dataset import (
+    BOX_EDGES,
+    BOX_IS_CROWD,
+    BOX_LABEL,
+    ENCODED,
+    KEY,
+    LABEL,
+    RAW_EXAMPLES,
+    RAW_FILE,
+    RAW_KEY,
+    RAW_KIND,
+    RAW_PIXELS,
+)
 from pipeline_ops.errors import DataError
+from pipeline_ops.served import contract
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
-
-_SIGNATURE, _INPUT, _OUTPUTS = "serving_default", "image_bytes", ("probabilities", "classes")
-DETECTOR_OUTPUTS = ("boxes", "scores", "classes", "num_detections")
-"""The outputs of a detector's `serving_default`, described in `artifacts.results.SAVED_MODEL`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +101,89 @@ def _read_features(
 
     found = [tf.train.Example.FromString(one).features.feature for one in serialized_N]
     return {name: [read(features, name) for features in found] for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class RawRecord:
+    """A raw record of the test split, as it was before any stage.
+
+    Attributes:
+      file: the image file. Empty if the shard holds the same bytes.
+      kind: for messages, such as "JPEG, EXIF 6".
+      examples: the keys of the examples that were made of it.
+      pixels: PNG files of these after all stages, without the loss of `encode`. Most records have
+        none.
+    """
+
+    key: str
+    file: bytes
+    kind: str
+    examples: list[str]
+    pixels: list[bytes]
+
+    @property
+    def is_servable(self) -> bool:
+        """Returns whether a served model takes a file of this format."""
+        return self.file.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
+
+
+def read_raw_records(paths: Sequence[str]) -> Iterator[RawRecord]:
+    """Yields the raw records of files of a data set. Raises DataError for a damaged one."""
+    from pipeline_ops.input.reading import iterate_records, read_records
+
+    for serialized in iterate_records(read_records(paths), paths):
+        yield parse_raw_record(serialized)
+
+
+def parse_raw_record(serialized: bytes) -> RawRecord:
+    from pipeline_ops.input.tensorflow_start import tf
+
+    features = tf.train.Example.FromString(serialized).features.feature
+
+    def read(name: str) -> list[bytes]:
+        return list(features[name].bytes_list.value) if name in features else []
+
+    key, file, kind = (b"".join(read(name)) for name in (RAW_KEY, RAW_FILE, RAW_KIND))
+    examples = [example.decode("utf-8", "backslashreplace") for example in read(RAW_EXAMPLES)]
+    texts = (text.decode("utf-8", "backslashreplace") for text in (key, kind))
+    return RawRecord(next(texts), file, next(texts), examples, read(RAW_PIXELS))
+
+
+def pack_raw_record(record: RawRecord) -> bytes:
+    """The inverse of `parse_raw_record`."""
+    from pipeline_ops.input.tensorflow_start import tf
+
+    values = {
+        RAW_KEY: [record.key.encode()],
+        RAW_FILE: [record.file],
+        RAW_KIND: [record.kind.encode()],
+        RAW_EXAMPLES: [example.encode() for example in record.examples],
+        RAW_PIXELS: record.pixels,
+    }
+    feature = {
+        name: tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+        for name, value in values.items()
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=feature))
+    packed: bytes = example.SerializeToString(deterministic=True)
+    return packed
+
+
+def decode_pixels(encoded: Sequence[bytes], image_shape: Sequence[int]) -> np.ndarray:
+    """Returns float32 [N, H, W, C] of images of shards, which have the size of the model.
+
+    Raises DataError for another size.
+    """
+    from pipeline_ops.input.tensorflow_start import tf
+    from pipeline_ops.models.task import decode_image
+
+    try:
+        images = [decode_image(tf.constant(each), image_shape[-1]).numpy() for each in encoded]
+    except tf.errors.OpError as error:
+        raise DataError(f"an image cannot be decoded: {summarize_error(error)}") from error
+    if wrong := [image.shape for image in images if image.shape != tuple(image_shape)]:
+        raise DataError(f"an image has the shape {wrong[0]}, the model takes {tuple(image_shape)}")
+    return np.array(images, np.float32).reshape(-1, *image_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +258,19 @@ def read_true_boxes(
 
 
 class SavedModelClient:
-    """A SavedModel with the signature that `artifacts.results.SAVED_MODEL` describes.
+    """A SavedModel with the signatures of `contract.py`.
 
     `name` is its name in messages, for example "the challenger". `outputs` are the outputs that its
-    answers must have.
+    answers must have. Versions that were published before the signature `prepared` existed take
+    images of shards by `serving_default`, which only brings them to their own size.
     """
 
     def __init__(
-        self, folder: Path, name: str, num_classes: int, outputs: Sequence[str] = _OUTPUTS
+        self,
+        folder: Path,
+        name: str,
+        num_classes: int,
+        outputs: Sequence[str] = contract.CLASSIFIER_OUTPUTS,
     ):
         from pipeline_ops.input.tensorflow_start import tf
 
@@ -182,21 +280,37 @@ class SavedModelClient:
             self.loaded = tf.saved_model.load(str(folder))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise make_read_error(f"{folder}: cannot load {name} as a SavedModel", error) from error
-        self._signature = self.loaded.signatures.get(_SIGNATURE)
+        signatures = self.loaded.signatures
+        has_prepared = contract.PREPARED in signatures
+        self._prepared = contract.PREPARED if has_prepared else contract.SERVING_DEFAULT
+        found = signatures.get(self._prepared)
         if (
-            self._signature is None
-            or set(self._signature.structured_input_signature[1]) != {_INPUT}
-            or not set(outputs) <= set(self._signature.structured_outputs)
+            found is None
+            or _list_inputs(found) != {contract.IMAGE_BYTES}
+            or not set(outputs) <= set(found.structured_outputs)
         ):
             raise DataError(
-                f"{folder}: {name} must have the signature {_SIGNATURE} from {_INPUT} to "
-                f"{' and '.join(outputs)}. Train it again"
+                f"{folder}: {name} must have the signature {self._prepared} from "
+                f"{contract.IMAGE_BYTES} to {' and '.join(outputs)}. Train it again"
             )
+
+    @property
+    def takes_files(self) -> bool:
+        """Returns whether the model takes raw files. Else its clients prepare them."""
+        default = self.loaded.signatures.get(contract.SERVING_DEFAULT)
+        return default is not None and _list_inputs(default) == {contract.IMAGE_BYTES}
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the model's images."""
+        [spec] = self.loaded.signatures[contract.IMAGES].structured_input_signature[1].values()
+        _, height, width, channels = spec.shape
+        return height, width, channels
 
     def classify(self, batch: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns probabilities float32 [N, C] and classes int64 [N]."""
         outputs = self.predict(batch)
-        probabilities, classes = (outputs[name] for name in _OUTPUTS)
+        probabilities, classes = (outputs[name] for name in contract.CLASSIFIER_OUTPUTS)
         if probabilities.shape != (len(batch.keys), self._num_classes):
             raise DataError(
                 f"{self._name} returns the shape {probabilities.shape}, expected "
@@ -206,11 +320,11 @@ class SavedModelClient:
         return probabilities, classes
 
     def predict(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
-        """Returns the outputs of `serving_default`. Raises DataError for an image that the model
+        """Returns the outputs for images of shards. Raises DataError for an image that the model
         cannot take.
         """
         try:
-            return self.call_signature(_SIGNATURE, **{_INPUT: batch.images})
+            return self.call_signature(self._prepared, image_bytes=batch.images)
         except DataError as error:
             raise DataError(f"{error} (examples {batch.keys[0]} to {batch.keys[-1]})") from error
 
@@ -229,6 +343,10 @@ class SavedModelClient:
                 f"{self._name} failed in the signature {signature}: {summarize_error(error)}"
             ) from error
         return {name: output.numpy() for name, output in outputs.items()}
+
+
+def _list_inputs(signature: Any) -> set[str]:
+    return set(signature.structured_input_signature[1])
 
 
 def pack_detections(outputs: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.export.serving.rest import (
+from pipeline_ops.served.server.rest import (
     BadRequest,
     TensorSpec,
     format_response,

@@ -103,6 +103,10 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         up_to("system") | {"examples"},
         {"tensorflow_datasets", "apache_beam", "numpy", "cv2", "sklearn", "PIL"},
     ),
+    "beam_jobs/stages": (
+        SHARED | {"beam_jobs"},
+        {"numpy", "cv2", "simplejpeg", "PIL", "tensorflow"},
+    ),
     "beam_jobs": (
         SHARED | {"beam_jobs"},
         {

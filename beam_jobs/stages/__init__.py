@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import time
+import types
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,17 +94,36 @@ def load_stage(name: str) -> Stage | None:
             "`def stage(example: Example, parameters: MyParameters)`, "
             "where MyParameters is a class with the decorator @parameters of beam_jobs.stages.stage"
         )
-    return Stage(parameters, found)
+    return Stage(parameters, found, serve=_find_serve(module, parameters))
 
 
 def find_parameters_class(function: Any) -> Any:
     """The class with @parameters that the second argument is annotated with, or None."""
     try:
-        arguments = list(inspect.signature(function).parameters)
-        parameters = typing.get_type_hints(function).get(arguments[1])
-    except (IndexError, NameError, TypeError, ValueError):
+        annotation = list(inspect.signature(function).parameters.values())[1].annotation
+        # The other annotations may have names that only a type checker knows.
+        alone = types.SimpleNamespace(__annotations__={"it": annotation})
+        names = getattr(inspect.unwrap(function), "__globals__", {})
+        parameters = typing.get_type_hints(alone, names)["it"]
+    except (AttributeError, IndexError, NameError, TypeError, ValueError):
         parameters = None
     return parameters if hasattr(parameters, "__pydantic_config__") else None
+
+
+def _find_serve(module: types.ModuleType, parameters: Any) -> Any:
+    """The function `serve` of the module of a stage, if it takes the parameters of that stage."""
+    serve = getattr(module, "serve", None)
+    if not callable(serve):
+        return None
+    taken = find_parameters_class(serve)
+    if taken is None:
+        raise ConfigError(
+            f"{module.__name__}.serve, by which a published model applies a stage, must have the "
+            "class of the stage's parameters as the annotation of its second argument: "
+            f"`def serve(image, parameters: {parameters.__name__})`. "
+            "Give it another name if it serves no stage."
+        )
+    return serve if taken is parameters else None
 
 
 def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:

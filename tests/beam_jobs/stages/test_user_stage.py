@@ -44,6 +44,37 @@ def without_parameters(example: Example) -> Example:
 
 STAGE = Stage(Blacken, blacken, map_class=lambda name, parameters: name.upper())
 '''
+SERVED = '''\
+from __future__ import annotations
+from typing import TYPE_CHECKING
+
+from beam_jobs.stages.stage import Example, parameters
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@parameters
+class Invert:
+    pass
+
+
+@parameters
+class Mirror:
+    pass
+
+
+def invert(example: Example, parameters: Invert) -> Example:
+    return example.with_image(255 - example.image)
+
+
+def mirror(example: Example, parameters: Mirror) -> Example:
+    return example.with_image(example.image[:, ::-1])
+
+
+def serve(image: tf.Tensor, parameters: Invert) -> tf.Tensor:
+    return 255 - image
+'''
 BESIDE = '''\
 """Notes the processes that it runs in, and fails on one record."""
 import os
@@ -74,6 +105,7 @@ def acme(tmp_path: Path, monkeypatch) -> Path:
     (folder / "acme_stages").mkdir(parents=True)
     (folder / "acme_stages" / "__init__.py").touch()
     (folder / "acme_stages" / "black.py").write_text(BLACKEN)
+    (folder / "acme_stages" / "served.py").write_text(SERVED)
     (folder / "acme_stages" / "broken.py").write_text("import no_such_package\n")
     info = folder / "acme-1.4.dist-info"
     info.mkdir()
@@ -211,6 +243,23 @@ def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
     assert map_class_names(
         bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]
     ) == ["CAT", "DOG"]
+
+
+def test_serve_of_the_module_is_the_served_form_of_the_stage_with_its_parameters(acme):
+    served = find_stage("acme_stages.served:invert").serve
+    assert served.__module__ == "acme_stages.served"
+    assert find_stage("acme_stages.served:mirror").serve is None
+    assert find_stage("acme_black").serve is None
+
+
+@pytest.mark.parametrize("wrong", ["image, parameters", "image", "image, parameters: Inver"])
+def test_a_serve_without_the_parameters_of_a_stage_is_refused(acme, wrong):
+    file = acme / "acme_stages" / "served.py"
+    file.write_text(SERVED.replace("image: tf.Tensor, parameters: Invert", wrong))
+    with pytest.raises(ConfigError) as error:
+        find_stage("acme_stages.served:invert")
+    assert "acme_stages.served.serve, by which a published model" in str(error.value)
+    assert "`def serve(image, parameters: Invert)`" in str(error.value)
 
 
 @pytest.mark.parametrize(

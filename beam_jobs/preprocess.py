@@ -16,12 +16,13 @@ from pathlib import Path
 
 from beam_jobs.exchange import Exchange
 from beam_jobs.output import describe, quarantine
+from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning import duplicates, generations
 from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import compute_mean_unit_size, explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
-from beam_jobs.stages import check_stages
+from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics.dataset import DatasetStatistics, collect_statistics, find_duplicates
 from beam_jobs.statistics.imbalance import compute_dispersion, describe_imbalances
 from beam_jobs.statistics.summary import (
@@ -84,7 +85,13 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     if previous:
         _log.info("%s", delta.reason)
     unchanged = generations.take_over(delta, previous, draft)
-    spec = ShardBuildSpec(source.folder, draft.target, tuple(config.stages), source.class_names)
+    spec = ShardBuildSpec(
+        source.folder,
+        draft.target,
+        tuple(config.stages),
+        source.class_names,
+        RawTestQuota.divide(config.raw_test_files, delta.shards),
+    )
     exchange = Exchange(work_folder(job.folder) / "preprocess")
     built = _run_beam(job, config, delta.shards, spec, exchange)
     draft.stored = [file for summary in built for file in summary.files]
@@ -95,7 +102,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     draft.stored += unread
     quarantine.write_rejected_list(draft.folder / dataset.QUARANTINE, rejected)
     figures = compute_figures(summaries, source.class_names, rejected, source.task)
-    figures = figures.model_copy(update=delta.figures)
+    stages = {"stages": describe_stages(config)}
+    figures = figures.model_copy(update=delta.figures | stages)
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     parts = [(summary.split, summary.measurements) for summary in unchanged]
     parts += exchange.read_statistics() if built else []
@@ -115,6 +123,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         *generations.build_index_entries(delta.shards, built, decision.quarantined, hashes),
     ]
     dataset.write_index(draft.folder / dataset.INDEX, entries)
+    write_json(draft.folder / dataset.STAGES, [stage.model_dump(mode="json") for stage in stages])
     generations.write_record_lengths(draft.folder, built, delta.kept, previous)
     _fill_manifest(draft, config, figures)
 

@@ -46,11 +46,13 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
     return b"\x0a" + _encode_varint(len(head) + len(encoded) + len(after)) + head, encoded, after
 
 
-def pack(features: Mapping[str, bytes | int]) -> bytes:
-    """The bytes of a record with one value for each feature."""
+def pack(features: Mapping[str, bytes | int | Sequence[bytes]]) -> bytes:
+    """The bytes of a record with a value, or a list of bytes, for each feature."""
     packed = _pack_features(
         {
-            name: ("bytes_list" if isinstance(value, bytes) else "int64_list", [value])
+            name: ("int64_list", [value])
+            if isinstance(value, int)
+            else ("bytes_list", [value] if isinstance(value, bytes) else value)
             for name, value in features.items()
         }
     )

@@ -16,6 +16,7 @@ from beam_jobs.io.example import serialise
 from beam_jobs.io.raw import RawReader, find_raw_file
 from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.output.quarantine import QuarantineWriter
+from beam_jobs.output.raw_test import RawTestQuota, RawTestWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
@@ -43,6 +44,7 @@ class ShardBuildSpec:
     """The folder of the shards, in the store."""
     stages: tuple[StageConfig, ...]
     class_names: tuple[str, ...]
+    raw_test: RawTestQuota
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
@@ -71,14 +73,15 @@ class ShardBuilder:
         reader = RawReader((record.file for record in plan.records), self._spec.raw_folder)
         with (
             QuarantineWriter(self._spec.target, plan.name) as quarantine,
+            RawTestWriter(self._spec.target, plan, self._spec.raw_test) as raw_test,
             write_tfrecord(self._spec.target / plan.name) as writer,
         ):
-            for record in plan.records:
+            for position, record in enumerate(plan.records):
                 try:
                     start = time.perf_counter_ns()
                     raw = record.to_example(reader.read(record.file), plan.split)
                     counts.nanoseconds["read"] += time.perf_counter_ns() - start
-                    rejected = self._add(raw, writer, counts)
+                    rejected = self._add(position, raw, writer, raw_test, counts)
                 except MemoryError as error:
                     raise MachineError(
                         f"out of memory at {record.key}: {error}. "
@@ -98,6 +101,7 @@ class ShardBuilder:
             name=plan.name,
             file=writer.file.model_copy(update={"num_examples": num_examples}),
             quarantine=quarantine.file,
+            raw_test=raw_test.file,
             shapes=list(counts.shapes.items()),
             rejected=counts.rejected,
             passed={**counts.passed, "write": num_examples},
@@ -106,7 +110,14 @@ class ShardBuilder:
             lengths=writer.lengths,
         )
 
-    def _add(self, raw: Example, writer: TFRecordWriter, counts: _Counts) -> RejectedRecord | None:
+    def _add(
+        self,
+        position: int,
+        raw: Example,
+        writer: TFRecordWriter,
+        raw_test: RawTestWriter,
+        counts: _Counts,
+    ) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
         spent: Counter[str] = counts.nanoseconds
         skipped: Counter[str] = Counter()
@@ -123,8 +134,14 @@ class ShardBuilder:
                 [measure_example(shape, len(raw.encoded), example) for shape, example in examples]
             )
             measured_at = time.perf_counter_ns()
+            images = []
             for _, example in examples:
-                writer.write(*serialise(example, self._labels))
+                head, image, tail = serialise(example, self._labels)
+                writer.write(head, image, tail)
+                images.append(image)
+            if examples:
+                made = [example for _, example in examples]
+                raw_test.add(position, raw, examples[0][0], made, images)
             spent["measure"] += measured_at - start
             spent["write"] += time.perf_counter_ns() - measured_at
         except Rejected as reject:
@@ -132,6 +149,8 @@ class ShardBuilder:
             rejected = RejectedRecord(
                 key=raw.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
             )
+        if not examples:
+            raw_test.pass_over(position)
         for _, example in examples:
             counts.shapes.setdefault(example.shape, example.key)
         labels = Counter(label for _, example in examples for label in example.labels)

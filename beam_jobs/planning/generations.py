@@ -247,13 +247,18 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
 def take_over(
     delta: Delta, previous: PreviousDataset | None, draft: ArtifactDraft
 ) -> list[ShardSummary]:
-    """References the shards that stay, and their bad records. Returns a summary for each split."""
+    """References the shards that stay, with their bad records and raw test records.
+
+    Returns a summary for each split.
+    """
     if previous is None or not delta.kept:
         return []
     splits = {entry.key: entry.split for entry in delta.unchanged}
     rejected = _read_rejected(previous, splits.keys())
-    kept = [*delta.kept, *{record.file for record in rejected if record.file}]
     files = {file.path: file for file in previous.files}
+    raw_test = (f"{dataset.RAW_TEST_PREFIX}{shard}" for shard in delta.kept)
+    kept = [*delta.kept, *{record.file for record in rejected if record.file}]
+    kept += [path for path in raw_test if path in files]
     draft.references = [files[path].reference(Path(previous.name)) for path in kept]
     return [
         _summarize_split(

@@ -32,12 +32,19 @@ from beam_jobs.stages import (
     tile,
 )
 from beam_jobs.stages.stage import Example, LazyImage, Reject, Rejected, Skip, Stage
+from pipeline_ops.artifacts.dataset import StageFigures
+from pipeline_ops.artifacts.source_code import digest_file
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.reading import locate_in_file, suggest_name
 from pipeline_ops.config.validation import describe_problem
 from pipeline_ops.errors import ConfigError, TrainyardError
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.user_code.modules import import_module, locate_error
-from pipeline_ops.user_code.stages import find_module_path, list_published_names
+from pipeline_ops.user_code.stages import (
+    digest_stage_code,
+    find_module_path,
+    list_published_names,
+)
 
 _Problem = tuple[tuple[str | int, ...], str]
 """The location of a value in the config, and the rule that it breaks."""
@@ -56,7 +63,7 @@ CATALOGUE: dict[str, Stage] = {
     "tile": Stage(tile.Tile, tile.tile),
     "resize": Stage(resize.Resize, resize.resize, serve=resize.serve),
     "augment": Stage(augment.Augment, augment.augment),
-    "equalize": Stage(equalize.Equalize, equalize.equalize),
+    "equalize": Stage(equalize.Equalize, equalize.equalize, serve=equalize.serve),
     "encode": Stage(encode.Encode, encode.encode),
 }
 
@@ -133,6 +140,25 @@ def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
         BoundStage(config.name, stage, stage.parameters(**config.parameters))
         for config, stage in found
     ]
+
+
+def describe_stages(config: Preprocess) -> list[StageFigures]:
+    """The stages of a checked config, with the way in which a published model applies each."""
+    return [
+        StageFigures(
+            name=stage.name,
+            parameters=stage.model_dump(mode="json")["parameters"],
+            served=stage.served or ("in_graph" if find_stage(stage.name).serve else "unchanged"),
+            code=_digest_code(stage.name),
+        )
+        for stage in config.stages
+    ]
+
+
+def _digest_code(name: str) -> str:
+    if stage := CATALOGUE.get(name):
+        return digest_file(Path(inspect.getfile(stage.function)))
+    return compute_digest(digest_stage_code([name]))
 
 
 def check_stages(config: Preprocess, config_file: Path) -> None:

@@ -357,6 +357,8 @@ class ShardSummary(PlanSummary, frozen=True):
     """The shard for the manifest. None if this stands for shards of another data set."""
     quarantine: ManifestFile | None = None
     """The bytes of its bad records, if there are any."""
+    raw_test: ManifestFile | None = None
+    """Raw records of a test shard, if there are any."""
     labels: dict[str, int]
     shapes: list[tuple[tuple[int, int, int], str]]
     """Every (height, width, channels) that occurred, with the key of its first image."""
@@ -388,7 +390,7 @@ class ShardSummary(PlanSummary, frozen=True):
 
     @property
     def files(self) -> list[ManifestFile]:
-        return [file for file in (self.file, self.quarantine) if file]
+        return [file for file in (self.file, self.quarantine, self.raw_test) if file]
 
 
 def count_labels(summaries: Iterable[ShardSummary]) -> dict[str, Counter[str]]:

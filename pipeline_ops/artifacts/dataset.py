@@ -2,9 +2,10 @@
 
 No other module makes or parses shard names. The artifact holds `train-00000-of-00008.tfrecord` and
 so on for each split, `quarantine.jsonl` with the rejected records, quarantine files with their
-bytes, an index of the records, statistics, a schema, and a page that shows all of this. Shards of a
-later generation name it: `train-g0002-00000-of-00003.tfrecord`. Shards and quarantine files of
-earlier generations lie in the artifacts that they were made for. A record that was removed later
+bytes, files with raw test records, an index of the records, the stages, statistics, a schema, and a
+page that shows all of this. Shards of a later generation name it:
+`train-g0002-00000-of-00003.tfrecord`. Shards of earlier generations, with their quarantine files
+and raw test records, lie in the artifacts that they were made for. A record that was removed later
 remains in its shard, and every reader skips it.
 """
 
@@ -115,6 +116,10 @@ RAW_PIXELS = "raw/pixels"
 """bytes, one for each example: its pixels before the stage `encode`, as PNG.
 
 Only some of the records have it, and those always have RAW_FILE.
+"""
+STAGES = "stages.json"
+"""The stages of the figures, as a list. They are a file, so that the data set's digest covers them:
+what a model that is trained on the data set is published with depends on them.
 """
 STATISTICS = "statistics.json"
 SCHEMA = "schema.json"

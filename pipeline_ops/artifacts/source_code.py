@@ -70,6 +70,11 @@ def digest_sources(
     return dict(sorted(found.items()))
 
 
+def digest_file(file: Path) -> str:
+    """Returns the digest of one Python file, as `digest_sources` computes it."""
+    return _read(file, file.name, file.stat().st_mtime_ns, frozenset())[0]
+
+
 def digest_all_sources(root: Path = CODE_ROOT, packages: Iterable[str] = ("pipeline_ops",)) -> str:
     """Returns one digest of the bytes of all Python files and templates of some packages.
 

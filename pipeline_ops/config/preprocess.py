@@ -27,6 +27,9 @@ class StageConfig(Section):
     name: str
     parameters: dict[str, Any] = {}
     served: Literal["by_client"] | None = None
+    """`by_client` says that clients of the published model apply the stage, and all others, to a raw
+    image before they send it. Write it beside the name of a stage that changes pixels and has no
+    `serve`. Null is for all other stages."""
 
     @model_validator(mode="before")
     @classmethod
@@ -227,6 +230,9 @@ class Preprocess(TaskSection):
     `missing_classes`, `task` (detection where it was classification, or the other way round) and
     `channels`. Any other of them fails the task."""
     drift: Drift = advanced_field(Drift())
+    raw_test_files: int = advanced_field(500, ge=0)
+    """Number of test records whose raw files are kept with the data set, so that evaluation and
+    export can send them to the model as clients do. 0 keeps all."""
     dataset: str | None = per_run_field(
         None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$"
     )

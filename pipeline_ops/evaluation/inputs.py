@@ -210,12 +210,16 @@ def measure_models(
     images = next(
         read_encoded_batches(inputs.test_shards, _MAX_TIMED_IMAGES, inputs.removed_test_positions)
     ).images
+    if all(client.takes_files for client in clients):
+        records = read_raw_records(inputs.raw_test_files)
+        files = [record.file for record in records if record.is_servable]
+        images = np.array(files[:_MAX_TIMED_IMAGES], object) if files else images
     times: list[list[float]] = [[] for _ in clients]
     for call in range(_NUM_WARMUP_CALLS + _NUM_TIMED_CALLS):
         for client, durations in zip(clients, times, strict=True):
             begin = time.perf_counter()
             index = call % len(images)
-            client.call_signature("serving_default", image_bytes=images[index : index + 1])
+            client.time_file(images[index : index + 1])
             durations.append(1e3 * (time.perf_counter() - begin))
     for found, durations in zip(measures, times, strict=True):
         found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])

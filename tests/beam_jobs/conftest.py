@@ -24,7 +24,12 @@ import yaml
 from beam_jobs.io.example import parse
 from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.dataset import QUARANTINE_CONTENT, QUARANTINE_KEY, QUARANTINE_PREFIX
+from pipeline_ops.artifacts.dataset import (
+    QUARANTINE_CONTENT,
+    QUARANTINE_KEY,
+    QUARANTINE_PREFIX,
+    RAW_TEST_PREFIX,
+)
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
@@ -102,11 +107,12 @@ class Outcome:
 
     @property
     def shards(self) -> dict[str, str]:
-        """Digests by name, without those of the quarantine, wherever the shards lie."""
+        """Digests by name, without their companions, wherever the shards lie."""
         return {
             file.path: hashlib.blake2b(file.locate(self.artifact).read_bytes()).hexdigest()
             for file in self.manifest.files
-            if file.path.endswith(".tfrecord") and not file.path.startswith(QUARANTINE_PREFIX)
+            if file.path.endswith(".tfrecord")
+            and not file.path.startswith((QUARANTINE_PREFIX, RAW_TEST_PREFIX))
         }
 
     @property

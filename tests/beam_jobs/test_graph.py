@@ -16,6 +16,7 @@ from apache_beam.utils.counters import CounterFactory
 
 from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
+from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.summary import ShardSummary, compute_figures, merge_measurements
@@ -45,7 +46,8 @@ def job(tmp_path, encode):
     plans = [ShardPlan("train", f"train-{n}", tuple(records[n::3])) for n in range(3)]
     exchange, target = Exchange(open_root(tmp_path) / "exchange"), tmp_path / "target"
     target.mkdir()
-    spec = ShardBuildSpec(tmp_path / "raw", open_root(target), STAGES, CLASSES)
+    quota = RawTestQuota.divide(500, plans)
+    spec = ShardBuildSpec(tmp_path / "raw", open_root(target), STAGES, CLASSES, quota)
     return spec, exchange, plans, exchange.write_plans(plans)
 
 

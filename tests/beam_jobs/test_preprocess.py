@@ -194,6 +194,8 @@ def test_nothing_but_the_data_set_is_left(animals):
     outcome = animals.run()
     assert {file.name for file in outcome.artifact.iterdir()} == {
         *outcome.shards,
+        *(f"raw-{name}" for name in outcome.shards if name.startswith("test-")),
+        "stages.json",
         "manifest.json",
         "quarantine.jsonl",
         "index.jsonl.gz",

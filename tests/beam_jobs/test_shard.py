@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.exchange import Exchange, StoppedByDriver
+from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from pipeline_ops.config.preprocess import StageConfig
@@ -28,6 +29,7 @@ class Bench:
             open_root(self.target),
             (StageConfig(name="decode", parameters={"channels": 1}),),
             ("cat", "dog"),
+            RawTestQuota(0, 0, 0),
         )
         self.builder = ShardBuilder(spec, self.exchange)
 

@@ -509,7 +509,9 @@ def _find_tfrecord(view: FolderView) -> Iterator[SourceMatch | str]:
         file
         for file in view.list_candidates("")
         if _TFRECORD_NAME.search(file.key)
-        and not posixpath.basename(file.key).startswith(shards.QUARANTINE_PREFIX)
+        and not posixpath.basename(file.key).startswith(
+            (shards.QUARANTINE_PREFIX, f"{shards.RAW_TEST_PREFIX}test-")
+        )
     ]
     if not files:
         return

@@ -102,8 +102,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     draft.stored += unread
     quarantine.write_rejected_list(draft.folder / dataset.QUARANTINE, rejected)
     figures = compute_figures(summaries, source.class_names, rejected, source.task)
-    stages = {"stages": describe_stages(config)}
-    figures = figures.model_copy(update=delta.figures | stages)
+    stages = describe_stages(config)
+    figures = figures.model_copy(update=delta.figures | {"stages": stages})
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     parts = [(summary.split, summary.measurements) for summary in unchanged]
     parts += exchange.read_statistics() if built else []

@@ -67,20 +67,23 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         {"sqlalchemy"},
     ),
     "pipeline_ops/launch": (SHARED | {"launch"}, {"psutil"}),
+    "pipeline_ops/served": (
+        SHARED | {"served", "models", "input", "beam_jobs.stages"},
+        TENSORFLOW | {"google", "anyio", "h11", "starlette", "uvicorn"},
+    ),
     "pipeline_ops/training": (
-        SHARED | {"training", "models", "input"},
+        SHARED | {"training", "models", "input", "served"},
         TENSORFLOW | {"PIL", "pynvml"},
     ),
     "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
     "pipeline_ops/evaluation": (
-        SHARED | {"evaluation", "models", "input"},
+        SHARED | {"evaluation", "models", "input", "served"},
         TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval", "sklearn", "scipy"},
     ),
     "pipeline_ops/export": (
-        SHARED | {"export", "models", "input"},
-        TENSORFLOW
-        | {"jinja2", "google", "onnxruntime", "tf2onnx", "anyio", "h11", "starlette", "uvicorn"},
+        SHARED | {"export", "models", "input", "served"},
+        TENSORFLOW | {"jinja2", "google", "onnxruntime", "tf2onnx"},
     ),
     "pipeline_ops/cli/commands/compare.py": (up_to("planning") | {"cli", "evaluation"}, {"rich"}),
     "pipeline_ops/ui": (

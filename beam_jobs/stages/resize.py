@@ -102,7 +102,8 @@ def serve(image_HWC: tf.Tensor, parameters: Resize) -> tuple[tf.Tensor, tf.Tenso
     """Returns the image, uint8, and its window. With bars, a window is larger than the image."""
     import tensorflow as tf
 
-    size = tf.constant((parameters.height, parameters.width), tf.float64)
+    target = tf.constant((parameters.height, parameters.width))
+    size = tf.cast(target, tf.float64)
     shape = tf.cast(tf.shape(image_HWC)[:2], tf.float64)
     if parameters.mode == "crop":
         part = tf.round(shape[::-1] * size / size[::-1])
@@ -111,16 +112,17 @@ def serve(image_HWC: tf.Tensor, parameters: Resize) -> tuple[tf.Tensor, tf.Tenso
         (top, left), (height, width) = (
             tf.unstack(tf.cast(pair, tf.int32)) for pair in (before, part)
         )
-        image = _serve_pixels(image_HWC[top : top + height, left : left + width], size)
+        image = _serve_pixels(image_HWC[top : top + height, left : left + width], target)
         return image, tf.concat([before / shape, (before + part) / shape], axis=0)
     if parameters.mode == "stretch":
-        return _serve_pixels(image_HWC, size), tf.constant([0.0, 0.0, 1.0, 1.0])
+        return _serve_pixels(image_HWC, target), tf.constant([0.0, 0.0, 1.0, 1.0])
     inner = tf.round(shape * tf.reduce_min(size / shape))
     inner = tf.clip_by_value(inner, tf.ones_like(inner), size)
     before = (size - inner) // 2
     color = parameters.pad_color
     bars = tf.constant(color if image_HWC.shape[2] == 3 else [to_grey(color)], tf.int32)
-    resized = tf.cast(_serve_pixels(image_HWC, inner), tf.int32) - bars
+    resized = _serve_pixels(image_HWC, tf.cast(inner, tf.int32))
+    resized = tf.cast(resized, tf.int32) - bars
     margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
     image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars
     window = tf.concat([-before / inner, (size - before) / inner], axis=0)
@@ -131,7 +133,6 @@ def _serve_pixels(image_HWC: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """`_resize_pixels` in TensorFlow, whose area method is OpenCV's but for rounding."""
     import tensorflow as tf
 
-    size = tf.cast(size, tf.int32)
     shrunk = tf.minimum(size, tf.shape(image_HWC)[:2])
     averaged = tf.raw_ops.ResizeArea(images=image_HWC[tf.newaxis], size=shrunk)
     # Without a side to enlarge, this changes nothing.

@@ -27,9 +27,9 @@ class StageConfig(Section):
     name: str
     parameters: dict[str, Any] = {}
     served: Literal["by_client"] | None = None
-    """`by_client` says that clients of the published model apply the stage, and all others, to a raw
-    image before they send it. Write it beside the name of a stage that changes pixels and has no
-    `serve`. Null is for all other stages."""
+    """`by_client` says that clients of the published model apply the stage, and all others, to a
+    raw image before they send it. Write it beside the name of a stage that changes pixels and has
+    no `serve`. Null is for all other stages."""
 
     @model_validator(mode="before")
     @classmethod

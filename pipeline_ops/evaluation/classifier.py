@@ -36,12 +36,12 @@ from pipeline_ops.evaluation.metrics import (
     find_in_top_k,
 )
 from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values, list_features
+from pipeline_ops.jobs.runner import Job
 from pipeline_ops.served.client import (
     EncodedBatch,
     SavedModelClient,
     read_encoded_batches,
 )
-from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.local_files import translate_write_errors
 
 NUM_SHOWN = 24

@@ -41,15 +41,15 @@ from pipeline_ops.evaluation.slices import (
     join_slice_values,
     list_features,
 )
+from pipeline_ops.jobs.runner import Job
 from pipeline_ops.served.client import (
-    DETECTOR_OUTPUTS,
     EncodedBatch,
     ImageDetections,
     SavedModelClient,
     TrueBoxes,
     read_true_boxes,
 )
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.served.contract import DETECTOR_OUTPUTS
 
 _MAX_BATCH_IMAGES = 32
 _MIN_IOU = 0.5

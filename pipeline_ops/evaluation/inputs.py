@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,9 @@ from pipeline_ops.artifacts.dataset import (
     DatasetFigures,
     IndexEntry,
     compute_split_digest,
+    is_raw_test_file,
     iterate_index,
+    list_raw_test_paths,
     list_removed_positions,
     list_shard_paths,
 )
@@ -54,10 +57,10 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.registry.versions import fetch_version
+from pipeline_ops.served.client import SavedModelClient, read_encoded_batches, read_raw_records
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
 
@@ -101,6 +104,10 @@ class Inputs:
     @property
     def test_shards(self) -> list[str]:
         return list_shard_paths(self.dataset.uri, self.dataset.manifest, "test")
+
+    @property
+    def raw_test_files(self) -> list[str]:
+        return list_raw_test_paths(self.dataset.uri, self.dataset.manifest)
 
     @property
     def removed_test_positions(self) -> tuple[tuple[int, ...], ...]:
@@ -183,7 +190,8 @@ def read_inputs(request: Request) -> Inputs:
 
 def _is_needed(path: str) -> bool:
     """Returns whether an evaluation reads a file of its data set."""
-    return path.startswith("test-") or path in (QUARANTINE, INDEX, STATISTICS)
+    description = QUARANTINE, INDEX, STATISTICS
+    return path.startswith("test-") or is_raw_test_file(path) or path in description
 
 
 def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:
@@ -209,17 +217,16 @@ def measure_models(
         return measures
     images = next(
         read_encoded_batches(inputs.test_shards, _MAX_TIMED_IMAGES, inputs.removed_test_positions)
-    ).images
+    ).images.tolist()
     if all(client.takes_files for client in clients):
         records = read_raw_records(inputs.raw_test_files)
-        files = [record.file for record in records if record.is_servable]
-        images = np.array(files[:_MAX_TIMED_IMAGES], object) if files else images
+        files = (record.file for record in records if record.is_servable)
+        images = list(itertools.islice(files, _MAX_TIMED_IMAGES)) or images
     times: list[list[float]] = [[] for _ in clients]
     for call in range(_NUM_WARMUP_CALLS + _NUM_TIMED_CALLS):
         for client, durations in zip(clients, times, strict=True):
             begin = time.perf_counter()
-            index = call % len(images)
-            client.time_file(images[index : index + 1])
+            client.answer_as_served(images[call % len(images)])
             durations.append(1e3 * (time.perf_counter() - begin))
     for found, durations in zip(measures, times, strict=True):
         found["latency_milliseconds"] = statistics.median(durations[_NUM_WARMUP_CALLS:])

@@ -47,10 +47,10 @@ from pipeline_ops.evaluation.metrics import (
     describe_metric,
     to_recall_points,
 )
-from pipeline_ops.served.client import ImageDetections, TrueBoxes
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
+from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 _MAX_CLASS_ROWS = 100
 _MAX_MATRIX_CLASSES = 30

@@ -214,7 +214,9 @@ def _read_representative_images(arguments: argparse.Namespace) -> Iterator[np.nd
     shape = SavedModelClient(arguments.folder, "the SavedModel", arguments.classes).image_shape
     batches = read_encoded_batches(paths, _BATCH, list_removed_positions(manifest, "train"))
     images = (
-        image[np.newaxis] for batch in batches for image in decode_pixels(batch.images, shape)
+        image[np.newaxis]
+        for batch in batches
+        for image in decode_pixels(batch.images.tolist(), shape)
     )
     return itertools.islice(images, _NUM_EXAMPLES)
 

@@ -169,21 +169,28 @@ def pack_raw_record(record: RawRecord) -> bytes:
     return packed
 
 
-def decode_pixels(encoded: Sequence[bytes], image_shape: Sequence[int]) -> np.ndarray:
+def decode_pixels(
+    encoded: Sequence[bytes], image_shape: Sequence[int], names: Sequence[str] = ()
+) -> np.ndarray:
     """Returns float32 [N, H, W, C] of images of shards, which have the size of the model.
 
-    Raises DataError for another size.
+    Raises DataError for a file that is no image, by its name if it has one, or for another size.
     """
     from pipeline_ops.input.tensorflow_start import tf
     from pipeline_ops.models.task import decode_image
 
-    try:
-        images = [decode_image(tf.constant(each), image_shape[-1]).numpy() for each in encoded]
-    except tf.errors.OpError as error:
-        raise DataError(f"an image cannot be decoded: {summarize_error(error)}") from error
-    if wrong := [image.shape for image in images if image.shape != tuple(image_shape)]:
-        raise DataError(f"an image has the shape {wrong[0]}, the model takes {tuple(image_shape)}")
-    return np.array(images, np.float32).reshape(-1, *image_shape)
+    images = np.empty((len(encoded), *image_shape), np.float32)
+    for index, file in enumerate(encoded):
+        name = names[index] if names else "an image"
+        try:
+            image = decode_image(tf.constant(file), image_shape[-1]).numpy()
+        except tf.errors.OpError as error:
+            raise DataError(f"{name} cannot be decoded: {summarize_error(error)}") from error
+        if image.shape != tuple(image_shape):
+            wanted = tuple(image_shape)
+            raise DataError(f"{name} has the shape {image.shape}, the model takes {wanted}")
+        images[index] = image
+    return images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +334,11 @@ class SavedModelClient:
             return self.call_signature(self._prepared, image_bytes=batch.images)
         except DataError as error:
             raise DataError(f"{error} (examples {batch.keys[0]} to {batch.keys[-1]})") from error
+
+    def answer_as_served(self, image: bytes) -> dict[str, np.ndarray]:
+        """Returns the outputs for one file: raw, if the model takes raw files."""
+        signature = contract.SERVING_DEFAULT if self.takes_files else self._prepared
+        return self.call_signature(signature, image_bytes=np.array([image], object))
 
     def call_signature(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the outputs of any signature."""

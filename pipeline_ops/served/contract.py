@@ -5,7 +5,7 @@ A SavedModel of ours has these signatures:
 | signature | input | output |
 |---|---|---|
 | `serving_default` | `image_bytes`, string [N]: raw image files, JPEG or PNG | answers |
-| `examples` | `examples`, string [N]: tf.train.Example with a raw file in `image/encoded` | answers |
+| `examples` | `examples`, string [N]: tf.train.Example with `image/encoded` | answers |
 | `decode` | `image_bytes`, string [N]: raw image files | `images`, `windows` |
 | `prepared` | `image_bytes`, string [N]: image files of shards, after all stages | answers |
 | `images` | `images`, float32 [N, H, W, C] in 0..255: pixels after all stages | answers |

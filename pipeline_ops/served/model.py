@@ -274,18 +274,21 @@ class ServedDetector(ServedImages):
 
 
 def add_assets(
-    served: ServedImages, names: Sequence[str], preprocessing: Preprocessing, folder: Path
+    served: tf.Module,
+    names: Sequence[str],
+    preprocessing: Preprocessing,
+    folder: Path,
+    with_label_map: bool,
 ) -> None:
     """Adds class names and preprocessing to the assets of a SavedModel, which copies them from a
     folder.
 
-    A detector gets `label_map.pbtxt`, too: a label map of the Object Detection API, which counts
-    classes from 1.
+    `label_map.pbtxt` is a label map of the Object Detection API, which counts classes from 1.
     """
     lines = "".join(" ".join(name.splitlines()) + "\n" for name in names)
     served.class_names = _write_asset(folder / "class_names.txt", lines)
     served.preprocessing = _write_asset(folder / contract.PREPROCESSING, preprocessing.to_json())
-    if isinstance(served, ServedDetector):
+    if with_label_map:
         quoted = [json.dumps(name, ensure_ascii=False) for name in names]
         items = (f"item {{\n  id: {i}\n  name: {each}\n}}\n" for i, each in enumerate(quoted, 1))
         served.label_map = _write_asset(folder / "label_map.pbtxt", "".join(items))

@@ -152,7 +152,7 @@ class Preprocessing:
     def find_difference(
         self, image_bytes: bytes, is_equal: Callable[[np.ndarray, np.ndarray], bool]
     ) -> str:
-        """Returns the first stage whose two forms make different pixels of the same image, or ""."""
+        """Returns the first stage whose two forms make other pixels of the same image, or ""."""
         import tensorflow as tf
 
         example = self._make_example(image_bytes)
@@ -177,13 +177,13 @@ def _serve(
 
     height, width, channels = image_shape
     if not stages:
-        last = resize.Resize(height=height, width=width)
-        image, window = resize.serve(image_HWC, last)
+        [last] = bind_stages(
+            [StageConfig(name="resize", parameters={"height": height, "width": width})]
+        )
+        image, window = resize.serve(image_HWC, last.parameters)
         return ServedImage(tf.ensure_shape(image, image_shape)[tf.newaxis], window[tf.newaxis])
     image, window = _call(stages[0], image_HWC, channels)
-    rest = functools.partial(
-        _serve, stages[1:], image_shape=image_shape, has_boxes=has_boxes
-    )
+    rest = functools.partial(_serve, stages[1:], image_shape=image_shape, has_boxes=has_boxes)
     if window is None:
         window = tf.constant([0.0, 0.0, 1.0, 1.0])
         if has_boxes:
@@ -213,9 +213,7 @@ def _compose(outer_4: tf.Tensor, inner_T4: tf.Tensor) -> tf.Tensor:
     return tf.concat([low, low], 0) + inner_T4 * tf.concat([extent, extent], 0)
 
 
-def _call(
-    stage: BoundStage, image: tf.Tensor, channels: int
-) -> tuple[tf.Tensor, tf.Tensor | None]:
+def _call(stage: BoundStage, image: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor | None]:
     """The result of a stage's `serve` as uint8, and its window if it returns one."""
     import tensorflow as tf
 

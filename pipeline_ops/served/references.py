@@ -27,6 +27,7 @@ from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.served import contract
 from pipeline_ops.served.client import (
+    EncodedBatch,
     RawRecord,
     SavedModelClient,
     decode_pixels,
@@ -121,7 +122,9 @@ class References:
         self.preprocessing = Preprocessing.read(folder)
         records = list(read_raw_records([str(training / REFERENCE_EXAMPLES)]))
         self.encoded = [image for record in records for image in record.pixels]
-        self.images = decode_pixels(self.encoded, self.model.image_shape)
+        keys = (key for record in records for key in record.examples)
+        self._names = [f"{key} of {REFERENCE_EXAMPLES}" for key in keys]
+        self.images = decode_pixels(self.encoded, self.model.image_shape, self._names)
         starts = np.cumsum([0, *(len(record.pixels) for record in records)]).tolist()
         self.files = [
             (record, start)
@@ -141,9 +144,8 @@ class References:
     def check_prepared(self, rule: AgreementRule) -> Agreement:
         """Checks the signatures for what the stages have made."""
         parts = [
-            self.pack(self.model.call_signature(contract.PREPARED, image_bytes=np.array(part)))
+            self._answer_prepared(range(start, min(start + _BATCH, len(self.encoded))))
             for start in range(0, len(self.encoded), _BATCH)
-            if (part := self.encoded[start : start + _BATCH])
         ]
         pixels = self.pack(self.model.call_signature(contract.IMAGES, images=self.images))
         answers = {
@@ -155,6 +157,13 @@ class References:
             for name, each in answers.items()
         ]
         return max(found, key=lambda agreement: agreement.max_difference)
+
+    def _answer_prepared(self, part: range) -> np.ndarray:
+        images = np.array([self.encoded[index] for index in part], object)
+        batch = EncodedBatch([self._names[i] for i in part], images, np.full(len(part), -1))
+        if self.task == "detection":
+            return pack_detections(self.model.predict(batch))
+        return self.model.classify(batch)[0]
 
     def check_files(self) -> FileFigures:
         """Checks what the model makes of raw files, and answers to them.
@@ -182,7 +191,9 @@ class References:
                 files = np.array([record.file], object)
                 found = self.model.call_signature(contract.DECODE, image_bytes=files)["images"]
             except DataError as error:
-                raise DataError(f"{error} (the raw test file {record.key}, {record.kind})") from error
+                raise DataError(
+                    f"{error} (the raw test file {record.key}, {record.kind})"
+                ) from error
             maker = "the SavedModel"
         else:
             found, maker = self.preprocessing.prepare(record.file), "pipeline_ops.served.prepare"
@@ -248,9 +259,7 @@ def pack_example(file: bytes) -> bytes:
     return packed
 
 
-def compare_file_answers(
-    wanted: np.ndarray, found: np.ndarray, keys: Sequence[str]
-) -> None:
+def compare_file_answers(wanted: np.ndarray, found: np.ndarray, keys: Sequence[str]) -> None:
     """Compares answers to raw files with those to the pixels of the data set.
 
     Raises DataError for the file with the largest difference: a probability that differs by more
@@ -258,7 +267,9 @@ def compare_file_answers(
     an equal one, by an intersection over union of 0.9 and a score within 0.03.
     """
     measure = _measure_detections if wanted.ndim == 3 else _measure_probabilities
-    problems = [(measure(one, other), key) for one, other, key in zip(wanted, found, keys, strict=True)]
+    problems = [
+        (measure(one, other), key) for one, other, key in zip(wanted, found, keys, strict=True)
+    ]
     wrong = [(problem, key) for problem, key in problems if problem]
     if len(wrong) > MAX_OTHER_ANSWERS * len(keys):
         problem, key = wrong[0]

@@ -84,7 +84,7 @@ def export_saved_model(spec: CandidateSpec) -> None:
     # On a GPU, TF32 would round the references to ten bits, and exported formats would differ.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     _write_references(request.inputs["preprocess"], dataset, served, folder)
-    add_assets(served, dataset.figures.class_names, preprocessing, work)
+    add_assets(served, dataset.figures.class_names, preprocessing, work, is_detector)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]

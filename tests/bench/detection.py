@@ -101,9 +101,9 @@ def print_figures(config: PipelineConfig, manifests: dict[str, str]) -> None:
 def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: int) -> None:
     """mAP on the test split with the weights of some epochs, evenly spread."""
     from pipeline_ops.evaluation.detector import evaluate_boxes, to_image_detections
-    from pipeline_ops.served.client import read_true_boxes
     from pipeline_ops.input.tensorflow_start import tf
     from pipeline_ops.models import build_model, make_head
+    from pipeline_ops.served.client import read_true_boxes
     from pipeline_ops.training.checkpoints import read_arrays
 
     manifest = read_manifest(dataset)

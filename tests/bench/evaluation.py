@@ -103,7 +103,7 @@ def make_model():
 
 def save_as_served(model, folder: Path) -> Path:
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
 
     served = ServedClassifier(model, SHAPE)
     tf.saved_model.save(

@@ -42,6 +42,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
     from pipeline_ops.artifacts.dataset import (
         RECORD_LENGTHS,
         DatasetFigures,
+        StageFigures,
         build_shard_name,
         format_record_lengths,
     )
@@ -70,6 +71,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
         labels={split: dict.fromkeys(names, 1) for split in parts},
         num_rejected=0,
         rejected_by_reason={},
+        stages=[StageFigures(name="decode", served="in_graph")],
     )
     write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
 

@@ -101,8 +101,8 @@ def test_the_chain_publishes_a_detector_with_its_figures(chain):
 
 def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(chain):
     """The formats are loaded from the published version and run on all test images."""
-    from pipeline_ops.served.references import AgreementRule, References, compare
     from pipeline_ops.export.formats import FORMAT_PATHS, load_format
+    from pipeline_ops.served.references import AgreementRule, References, compare
 
     manifest = read_manifest(chain["export"] / NAME)
     figures = ModelFigures.model_validate(manifest.figures)

@@ -10,13 +10,15 @@ import pytest
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.served.references import AgreementRule, References, check_format, compare
+from pipeline_ops.export.check import check_format, choose_rule
+from pipeline_ops.served.client import RawRecord, pack_raw_record
+from pipeline_ops.served.references import AgreementRule, References, compare
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 
 
 CONFIG = Export(model="digits")
-RULE = AgreementRule.for_format("saved_model", CONFIG)
+RULE = choose_rule("saved_model", CONFIG)
 
 
 def check(training, num_classes: int = 10):
@@ -81,15 +83,10 @@ def test_a_model_for_other_classes_is_refused(training):
 def test_a_reference_that_is_no_image_is_refused_by_key(training):
     import tensorflow as tf
 
-    record = next(tf.data.TFRecordDataset([str(training / REFERENCE_EXAMPLES)]).as_numpy_iterator())
-    example = tf.train.Example.FromString(record)
-    example.features.feature["image/encoded"].bytes_list.value[0] = b"no image"
+    record = RawRecord("800.png", b"no image", "PNG", ["800.png"], [b"no image"])
     with tf.io.TFRecordWriter(str(training / REFERENCE_EXAMPLES)) as writer:
-        writer.write(example.SerializeToString())
-    with pytest.raises(
-        DataError,
-        match=r"failed in the signature serving_default: Unknown image file format.*800 to 800",
-    ):
+        writer.write(pack_raw_record(record))
+    with pytest.raises(DataError, match="800.png of reference.tfrecord cannot be decoded"):
         check(training)
 
 
@@ -150,7 +147,7 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
         lambda images: good.signatures["images"](images=images + 40.0),
         input_signature=[tf.TensorSpec([None, 16, 16, 1], tf.float32, "images")],
     )
-    others = {name: good.signatures[name] for name in ("serving_default", "examples", "decode")}
+    others = {name: each for name, each in good.signatures.items() if name != "images"}
     shutil.rmtree(training / SAVED_MODEL)
     tf.saved_model.save(
         shifted, str(training / SAVED_MODEL), signatures=others | {"images": shifted.images}
@@ -162,7 +159,7 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
 
 
 def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
-    rule = AgreementRule.for_format("tflite_int8", CONFIG)
+    rule = choose_rule("tflite_int8", CONFIG)
     far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
     assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
     with pytest.raises(DataError, match=r"export\.int8\.top1_agreement requires 95\.0%"):

@@ -233,7 +233,7 @@ def test_old_versions_are_retired_but_never_the_champion_before(sandbox):
 def test_progress_names_the_steps(sandbox):
     sandbox.run(planned(sandbox, "good"), attempt="export")
     events = ProgressReader(open_root(sandbox.root) / "export/progress.jsonl").read_new()
-    assert [event.phase for event in events] == ["check", "serve", "publish", "promote"]
+    assert [event.phase for event in events] == ["check", "check", "serve", "publish", "promote"]
     assert events[-1].message == "version 1 is in service"
 
 

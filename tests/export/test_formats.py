@@ -100,9 +100,9 @@ def test_a_version_holds_warm_up_requests_that_the_model_can_answer(published):
         assert log.ByteSize() == len(record)  # there were none
     requests = [log.predict_log.request for log in logs]
     assert [request.model_spec.signature_name for request in requests] == [
-        "serving_default",
-        "images",
         "examples",
+        "images",
+        "serving_default",
     ] * 2
     for request in requests:
         assert request.model_spec.name == "digits"

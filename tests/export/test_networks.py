@@ -54,7 +54,7 @@ def train_network(images, labels):
 def test_a_mobilenet_is_the_same_model_in_every_format(large_dataset, tmp_path):
     import tensorflow as tf
 
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
 
     manifest = read_manifest(large_dataset)
     _, images, labels = read_examples(list_shard_paths(large_dataset, manifest, "train"))

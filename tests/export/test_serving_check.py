@@ -11,15 +11,19 @@ from listeners import find_listeners
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.served.references import References, check_serving
+from pipeline_ops.export.check import check_serving
+from pipeline_ops.served.references import References
 
 CONFIG = Export(model="digits")
 
 
-def test_a_server_that_answers_otherwise_than_the_trained_model_is_refused(saved_models):
-    """The SavedModel of another training, in the place of the trained one."""
-    folder = saved_models["fair"] / SAVED_MODEL
+def test_a_server_that_answers_otherwise_than_the_checked_model_is_refused(saved_models):
+    """The SavedModel of another training, in the place of the checked one."""
+    folder = saved_models["good"] / SAVED_MODEL
     references = References(saved_models["good"], folder, 10)
+    other = References(saved_models["fair"], saved_models["fair"] / SAVED_MODEL, 10)
+    references.model.loaded = other.model.loaded
+    references.answer_files = References(saved_models["good"], folder, 10).answer_files
     with pytest.raises(
         DataError, match="the model behind a server is not the model that was trained: on 16 test"
     ):
@@ -31,6 +35,7 @@ def test_a_server_that_refuses_the_references_is_refused_with_its_reason(saved_m
     folder = saved_models["good"] / SAVED_MODEL
     references = References(saved_models["good"], folder, 10)
     images = references.model.loaded.signatures["images"]
+    references.answer_files = lambda files: references.outputs[: len(files)]
     references.model.loaded = SimpleNamespace(signatures={"serving_default": images})
     with pytest.raises(
         DataError, match="a server refuses the reference examples: .*images must be float32"
@@ -57,4 +62,4 @@ def test_the_answers_of_training_are_accepted_and_no_port_is_opened(saved_models
     references.model.loaded = SimpleNamespace(signatures={"serving_default": signature})
     before = find_listeners([os.getpid()])
     check_serving(folder, references, CONFIG)
-    assert signature.observed == [before, before]  # rows and columns
+    assert signature.observed == [before] * 3  # here, in rows and in columns

@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
-from pipeline_ops.served.references import References, check_format, check_serving
+from pipeline_ops.export.check import check_format, check_serving
+from pipeline_ops.served.references import References
 
 training = Path(sys.argv[1])
 folder, config = training / SAVED_MODEL, Export(model="digits")

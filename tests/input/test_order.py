@@ -187,9 +187,9 @@ def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path
 
 def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(dataset, tmp_path):
     from pipeline_ops.input.reading import open_split, repeat_rare_classes
-    from pipeline_ops.served.client import read_encoded_batches
     from pipeline_ops.jobs.local_inputs import HostDataset
     from pipeline_ops.models.classification import Classification
+    from pipeline_ops.served.client import read_encoded_batches
     from pipeline_ops.system.disk_cache import HostCache
 
     cache = HostCache(tmp_path, 1 << 30)

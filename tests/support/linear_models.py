@@ -43,10 +43,10 @@ def fit(images: np.ndarray, labels: np.ndarray, num_classes: int = 10) -> np.nda
 
 
 def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) -> None:
-    """A SavedModel as `figures.SAVED_MODEL` has it, reference examples, and the model's own answers
+    """A SavedModel as `served/contract.py` has it, reference examples, and the model's own answers
     to them."""
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
 
     class Linear(tf.Module):
         def __init__(self):
@@ -61,16 +61,18 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
 
 
 def write_served_model(folder: Path, served, references: Sequence[bytes]) -> None:
+    """`references` are serialised test examples, whose images stand for raw files, too."""
     from pipeline_ops.input.tensorflow_start import tf
+    from pipeline_ops.served.client import RawRecord, pack_raw_record
 
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
-    with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
-        for example in references:
-            writer.write(example)
     parsed = tf.io.parse_example(list(references), {ENCODED: tf.io.FixedLenFeature([], tf.string)})
-    np.save(
-        folder / REFERENCE_OUTPUTS, served.serving_default(parsed[ENCODED])["probabilities"].numpy()
-    )
+    images = parsed[ENCODED].numpy().tolist()
+    with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
+        for number, image in enumerate(images):
+            key = f"{number}.png"
+            writer.write(pack_raw_record(RawRecord(key, image, "PNG", [key], [image])))
+    np.save(folder / REFERENCE_OUTPUTS, served.prepared(parsed[ENCODED])["probabilities"].numpy())
 
 
 def training_figures(dataset: Manifest) -> TrainingFigures:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from manifests import list_counted, make_manifest
+from small_datasets import decode_only
 
 from beam_jobs.statistics.summary import compute_class_weights
 from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, DatasetFigures, build_shard_name
@@ -63,6 +64,7 @@ def scenes(tmp_path_factory) -> str:
         labels=labels,
         num_rejected=0,
         rejected_by_reason={},
+        stages=[decode_only(1)],
     )
     (folder / CLASS_WEIGHTS).write_text(json.dumps(compute_class_weights(labels["train"])))
     files = list_counted(folder, counts)

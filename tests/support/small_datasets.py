@@ -7,7 +7,14 @@ from pathlib import Path
 
 from manifests import list_counted, make_manifest
 
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL, DatasetFigures, build_shard_name
+from pipeline_ops.artifacts.dataset import (
+    ENCODED,
+    KEY,
+    LABEL,
+    DatasetFigures,
+    StageFigures,
+    build_shard_name,
+)
 from pipeline_ops.artifacts.manifest import write_manifest
 
 NUM_SHARDS = 4
@@ -41,9 +48,14 @@ def write_dataset(
         },
         num_rejected=0,
         rejected_by_reason={},
+        stages=[decode_only(image_shape[2])],
     )
     write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
     return str(folder / "manifest.json")
+
+
+def decode_only(channels: int) -> StageFigures:
+    return StageFigures(name="decode", parameters={"channels": channels}, served="in_graph")
 
 
 def _write_shard(path: Path, numbered: Sequence[tuple[int, tuple[bytes, int]]]) -> int:

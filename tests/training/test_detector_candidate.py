@@ -237,8 +237,9 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
 
 def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):
     """One of them is a retinanet, whose backbone has depthwise convolutions and batch norms."""
-    from pipeline_ops.served.references import References, check_format
+    from pipeline_ops.export.check import check_format
     from pipeline_ops.export.formats import run_converter
+    from pipeline_ops.served.references import References
 
     config, formats = Export(model="scenes"), ["tflite", "onnx"]
     folder = shutil.copytree(candidate[0] / SAVED_MODEL, tmp_path / "version")

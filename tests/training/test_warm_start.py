@@ -173,7 +173,7 @@ def net(classes: int = 3, units: int = 4):
 def saved_model(model, folder):
     import tensorflow as tf
 
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
 
     served = ServedClassifier(model, (4, 4, 1))
     tf.saved_model.save(
@@ -359,7 +359,7 @@ def poisoned(folder, written):
     """A SavedModel with the weights of `net`, whose initializer writes a file when it is loaded."""
     import tensorflow as tf
 
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
 
     class Writing(tf.lookup.KeyValueTensorInitializer):
         def initialize(self, table):
@@ -426,7 +426,7 @@ def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_pat
     """The order of variables in a checkpoint is not that of the model's weights."""
     import tensorflow as tf
 
-    from pipeline_ops.training.saved_model_export import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier
     from pipeline_ops.training.warm_start import read_warm_start
 
     source, model = backbone(), backbone()

@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served.server.rest import (
     BadRequest,
     TensorSpec,
     format_response,
     parse_predict_request,
 )
-from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry

@@ -38,9 +38,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served.server.model_reloader import LoadedModel, ModelReloader, predict
 from pipeline_ops.served.server.rest import BadRequest
-from pipeline_ops.registry.registry import Registry
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_CONNECTIONS = 64

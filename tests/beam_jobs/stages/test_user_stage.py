@@ -44,7 +44,7 @@ def without_parameters(example: Example) -> Example:
 
 STAGE = Stage(Blacken, blacken, map_class=lambda name, parameters: name.upper())
 '''
-SERVED = '''\
+SERVED = """\
 from __future__ import annotations
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ def mirror(example: Example, parameters: Mirror) -> Example:
 
 def serve(image: tf.Tensor, parameters: Invert) -> tf.Tensor:
     return 255 - image
-'''
+"""
 BESIDE = '''\
 """Notes the processes that it runs in, and fails on one record."""
 import os

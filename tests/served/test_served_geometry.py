@@ -1,4 +1,4 @@
-"""A served model brings images to its size as the stage `resize` does, and boxes back."""
+"""A served detector brings images to its size as the stage `resize` does, and boxes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from beam_jobs.stages.resize import Resize, resize
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts.dataset import Geometry
+from pipeline_ops.artifacts.dataset import StageFigures
+from pipeline_ops.served.preprocessing import Preprocessing
 
 pytestmark = pytest.mark.training
 RED = (200, 30, 30)
@@ -25,28 +26,16 @@ def make_picture(height: int, width: int) -> tuple[np.ndarray, Box]:
     return image.astype(np.uint8), box
 
 
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("mode", MODES)
-def test_an_image_is_brought_to_the_size_of_the_model_as_in_training(mode, channels):
-    import tensorflow as tf
-
-    from pipeline_ops.training.saved_model_export import ServedImages
-
-    class Nothing(ServedImages):
-        def _predict(self, images):
-            return {}
-
-    served = Nothing(tf.Module(), (32, 48, channels), Geometry(mode=mode, pad_color=RED))
-    options = Resize(height=32, width=48, mode=mode, pad_color=RED)
-    for height, width in SIZES:
-        image, _ = make_picture(height, width)
-        image = image[..., :channels]
-        wanted = resize(Example("key", "", b"", image), options).image
-        png = tf.io.encode_png(image).numpy()
-        found = served.decode(tf.constant([png]))["images"][0]
-        difference = np.abs(found.numpy() - wanted)
-        assert difference.mean() < 2.5, (height, width)
-        assert difference[wanted == RED[0]].max(initial=0) < 16, "the bars are at the same place"
+def resizing(mode: str, channels: int = 3) -> Preprocessing:
+    size = {"height": 32, "width": 48, "mode": mode, "pad_color": RED}
+    stages = {"decode": {"channels": channels}, "resize": size}
+    return Preprocessing(
+        tuple(
+            StageFigures(name=name, parameters=each, served="in_graph")
+            for name, each in stages.items()
+        ),
+        has_boxes=True,
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -55,7 +44,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
     import tensorflow as tf
 
     from pipeline_ops.models.detection import Detections
-    from pipeline_ops.training.saved_model_export import ServedDetector
+    from pipeline_ops.served.model import ServedDetector
 
     class Head:
         def detect(self, corners):
@@ -76,7 +65,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
         model.__class__ = type(
             "Model", (tf.Module,), {"__call__": lambda *_, corners=corners, **__: corners}
         )
-        served = ServedDetector(model, (32, 48, 3), Head(), Geometry(mode=mode))
+        served = ServedDetector(model, (32, 48, 3), Head(), resizing(mode))
         png = tf.io.encode_png(image).numpy()
         [found, padding] = served.serving_default(tf.constant([png]))["boxes"][0].numpy()
         assert found == pytest.approx([0.4, 0.45, 0.6, 0.55], abs=0.01), (height, width)
@@ -90,7 +79,7 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
     import tensorflow as tf
 
     from pipeline_ops.models.detection import Detections
-    from pipeline_ops.training.saved_model_export import ServedDetector
+    from pipeline_ops.served.model import ServedDetector
 
     class Head:
         def detect(self, images):
@@ -105,7 +94,7 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
 
     model = tf.Module()
     model.__class__ = type("Model", (tf.Module,), {"__call__": lambda _, images, training: images})
-    served = ServedDetector(model, (32, 48, channels), Head(), Geometry(mode=mode))
+    served = ServedDetector(model, (32, 48, channels), Head(), resizing(mode, channels))
     for height, width in SIZES:
         image, _ = make_picture(height, width)
         image = image if channels == 3 else np.repeat(image[..., :1], 3, axis=2)

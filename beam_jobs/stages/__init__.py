@@ -60,7 +60,7 @@ CATALOGUE: dict[str, Stage] = {
         check=map_classes.check,
     ),
     "clip_boxes": Stage(clip_boxes.ClipBoxes, clip_boxes.clip_boxes, check=clip_boxes.check),
-    "tile": Stage(tile.Tile, tile.tile),
+    "tile": Stage(tile.Tile, tile.tile, serve=tile.serve, splits=True),
     "resize": Stage(resize.Resize, resize.resize, serve=resize.serve),
     "augment": Stage(augment.Augment, augment.augment),
     "equalize": Stage(equalize.Equalize, equalize.equalize, serve=equalize.serve),

@@ -20,10 +20,11 @@ pixels were packed wrongly by the program that wrote it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 _MAX_SCANS = 64  # a progressive JPEG has about ten
-_MAX_SEGMENTS, _MAX_CHUNKS, _MAX_EXIF_TAGS = 64, 4096, 512
-"""EXIF further behind counts as none, so that nobody can have a server search for long."""
+_MAX_SEGMENTS, _MAX_EXIF_TAGS = 4096, 512
+"""Segments of a JPEG or chunks of a PNG, and tags. What comes later counts as absent, so that nobody
+can have a server search for long."""
 _EXIF = b"Exif\0\0"
 _JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
@@ -397,7 +399,7 @@ def _read_png_header(data: bytes) -> _Header:
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
     chunks, orientation = set(), 1
     for number, (name, start, _) in enumerate(_iterate_png_chunks(data)):
-        if name == b"eXIf" and name not in chunks and number < _MAX_CHUNKS:
+        if name == b"eXIf" and name not in chunks and number < _MAX_SEGMENTS:
             prefix = len(_EXIF) if data.startswith(_EXIF, start) else 0
             orientation = _parse_orientation(data, start + prefix)
         chunks.add(name)
@@ -431,7 +433,10 @@ def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def serve(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
-    """Returns the upright image, uint8 [H, W, channels], of the bytes of a JPEG or PNG file."""
+    """Returns the upright image, uint8 [H, W, channels], of the bytes of a JPEG or PNG file.
+
+    There are few conditions and one loop, because each costs the first request of a server.
+    """
     import tensorflow as tf
 
     is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
@@ -440,17 +445,13 @@ def serve(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
         lambda: _serve_jpeg(encoded, parameters.channels),
         lambda: _serve_png(encoded, parameters),
     )
-    orientation = tf.cond(is_jpeg, lambda: _find_in_jpeg(encoded), lambda: _find_in_png(encoded))
-    turns: list[tuple[tuple[int, ...], Callable[[tf.Tensor], tf.Tensor]]] = [
-        (_SIDEWAYS, lambda image: tf.transpose(image, [1, 0, 2])),
-        ((2, 3, 6, 7), lambda image: tf.reverse(image, [1])),
-        ((3, 4, 7, 8), lambda image: tf.reverse(image, [0])),
-    ]
-    for orientations, turn in turns:
-        is_turned = tf.reduce_any(orientation == tf.constant(orientations, tf.int64))
-        image_HWC = tf.cond(
-            is_turned, lambda i=image_HWC, t=turn: t(i), lambda i=image_HWC: tf.identity(i)
-        )
+    orientation = _serve_orientation(encoded, _find_exif(encoded, is_jpeg))
+    is_sideways, *is_reversed = (
+        tf.reduce_any(orientation == tf.constant(orientations, tf.int64))
+        for orientations in (_SIDEWAYS, (3, 4, 7, 8), (2, 3, 6, 7))
+    )
+    image_HWC = tf.transpose(image_HWC, tf.where(is_sideways, [1, 0, 2], [0, 1, 2]))
+    image_HWC = tf.reverse(image_HWC, tf.where(tf.stack(is_reversed))[:, 0])
     return tf.ensure_shape(image_HWC, [None, None, parameters.channels])
 
 
@@ -487,11 +488,11 @@ def _serve_png(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
         deep = tf.cast(tf.io.decode_png(encoded, channels, tf.uint16), tf.int32)
         return tf.cast(tf.minimum(deep // 2 ** (parameters.bits - 8), 255), tf.uint8)
 
-    is_reduced = (bits == 16) & (parameters.bits < 16)
-    return tf.case(
-        [(has_alpha, lay_on_background), (is_reduced, reduce_bits)],
-        default=lambda: tf.io.decode_png(encoded, channels),
-    )
+    def decode_opaque() -> tf.Tensor:
+        plain = functools.partial(tf.io.decode_png, encoded, channels)
+        return plain() if parameters.bits == 16 else tf.cond(bits == 16, reduce_bits, plain)
+
+    return tf.cond(has_alpha, lay_on_background, decode_opaque)
 
 
 def _to_luma(image_HWC: tf.Tensor) -> tf.Tensor:
@@ -503,84 +504,71 @@ def _to_luma(image_HWC: tf.Tensor) -> tf.Tensor:
     return tf.cast(luma // 2**16, tf.uint8)
 
 
-def _find_in_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    """The orientation of a JPEG, int64, as `_read_jpeg_segments` finds it."""
+def _find_exif(encoded: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
+    """The offset of EXIF's data, int64, or 0: as `_read_jpeg_segments` and `_read_png_header` find
+    it.
+    """
     import tensorflow as tf
 
-    exif = tf.constant(list(_EXIF), tf.int64)
-    end = tf.strings.length(encoded, "BYTE")
+    end = tf.cast(tf.strings.length(encoded), tf.int64)
+    exif, png_exif, png_end = (
+        tf.constant(list(name), tf.int64) for name in (_EXIF, b"eXIf", b"IEND")
+    )
 
-    def find(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        head = _read_bytes(encoded, offset, 10)
-        marker, num_bytes = head[1], 256 * head[2] + head[3]
-        is_exif = (marker == 0xE1) & tf.reduce_all(head[4:] == exif)
-        is_end = is_exif | (head[0] != 0xFF) | (marker == 0xDA)
-        step = tf.where(marker == 0xFF, tf.constant(1, tf.int64), 2 + num_bytes)
-        next_offset = tf.where(is_end, tf.cast(end, tf.int64), offset + step)
-        return next_offset, tf.where(is_exif, offset + 10, exif_at)
+    def step(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        head = _read_bytes(encoded, offset, 8 + len(_EXIF))
+        is_padding = head[1] == 0xFF
+        jpeg_step = tf.where(is_padding, tf.constant(1, tf.int64), 2 + _combine(head[2:4]))
+        png_step = 12 + _combine(head[:4])
+        next_offset = offset + tf.where(is_jpeg, jpeg_step, png_step)
+        is_jpeg_exif = (head[1] == 0xE1) & tf.reduce_all(head[4:10] == exif)
+        is_png_exif = tf.reduce_all(head[4:8] == png_exif) & (next_offset <= end)
+        has_prefix = tf.reduce_all(head[8:] == exif)
+        png_start = offset + tf.where(has_prefix, tf.constant(8 + len(_EXIF), tf.int64), 8)
+        is_exif = tf.where(is_jpeg, is_jpeg_exif, is_png_exif)
+        is_jpeg_end = (head[0] != 0xFF) | (head[1] == 0xDA)
+        is_end = tf.where(is_jpeg, is_jpeg_end, tf.reduce_all(head[4:8] == png_end))
+        start = tf.where(is_jpeg, offset + 4 + len(_EXIF), png_start)
+        is_found = is_exif & ~(is_jpeg & is_jpeg_end)
+        return (
+            tf.where(is_found | is_end, end, next_offset),
+            tf.where(is_found, start, exif_at),
+        )
 
-    begin = tf.constant(2, tf.int64), tf.constant(0, tf.int64)
+    # A large PNG has thousands of chunks, and most files have no such one.
+    may_have_exif = is_jpeg | _contains(encoded, b"eXIf")
+    first = tf.where(is_jpeg, tf.constant(2, tf.int64), 8)
+    last = tf.where(is_jpeg, end - 11, end - 12)
     _, exif_at = tf.while_loop(
-        lambda offset, _: offset < tf.cast(end - 10, tf.int64),
-        find,
-        begin,
+        lambda offset, _: offset <= last,
+        step,
+        (tf.where(may_have_exif, first, end), tf.constant(0, tf.int64)),
         maximum_iterations=_MAX_SEGMENTS,
     )
-    return _serve_orientation(encoded, exif_at)
-
-
-def _find_in_png(encoded: tf.Tensor) -> tf.Tensor:
-    """The orientation of a PNG, int64, as `_read_png_header` finds it."""
-    import tensorflow as tf
-
-    end = tf.cast(tf.strings.length(encoded, "BYTE"), tf.int64)
-    prefix, names = list(_EXIF), {name: list(name) for name in (b"eXIf", b"IEND")}
-
-    def find(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        head = _read_bytes(encoded, offset, 8 + len(prefix))
-        next_offset = offset + 12 + _combine(head[:4])
-        is_exif, is_last = (tf.reduce_all(head[4:8] == names[name]) for name in names)
-        is_exif &= next_offset <= end
-        has_prefix = tf.reduce_all(head[8:] == prefix)
-        start = offset + 8 + tf.where(has_prefix, tf.constant(len(prefix), tf.int64), 0)
-        next_offset = tf.where(is_exif | is_last, end, next_offset)
-        return next_offset, tf.where(is_exif, start, exif_at)
-
-    def walk() -> tf.Tensor:
-        begin = tf.constant(8, tf.int64), tf.constant(0, tf.int64)
-        _, exif_at = tf.while_loop(
-            lambda offset, _: offset + 12 <= end, find, begin, maximum_iterations=_MAX_CHUNKS
-        )
-        return _serve_orientation(encoded, exif_at)
-
-    # Most files have none, and a large one has thousands of chunks.
-    return tf.cond(_contains(encoded, b"eXIf"), walk, lambda: tf.constant(1, tf.int64))
+    return exif_at
 
 
 def _serve_orientation(encoded: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """The orientation in the TIFF structure at `start`, as `_parse_orientation` finds it."""
     import tensorflow as tf
 
-    def parse() -> tf.Tensor:
-        head = _read_bytes(encoded, start, 8)
-        is_little = tf.reduce_all(head[:2] == list(b"II"))
-        is_tiff = is_little | tf.reduce_all(head[:2] == list(b"MM"))
+    head = _read_bytes(encoded, start, 8)
+    is_little = tf.reduce_all(head[:2] == list(b"II"))
+    is_tiff = (start > 0) & (is_little | tf.reduce_all(head[:2] == list(b"MM")))
 
-        def combine(bytes_n: tf.Tensor) -> tf.Tensor:
-            return _combine(tf.where(is_little, tf.reverse(bytes_n, [-1]), bytes_n))
+    def combine(bytes_n: tf.Tensor) -> tf.Tensor:
+        return _combine(tf.where(is_little, tf.reverse(bytes_n, [-1]), bytes_n))
 
-        directory = start + combine(head[4:])
-        count = combine(_read_bytes(encoded, directory, 2))
-        entries = tf.reshape(_read_bytes(encoded, directory + 2, 12 * _MAX_EXIF_TAGS), [-1, 12])
-        is_there = tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count
-        is_tag = is_there & (combine(entries[:, :2]) == _ORIENTATION_TAG)
-        entry = entries[tf.argmax(is_tag)]
-        kind, short, long = combine(entry[2:4]), combine(entry[8:10]), combine(entry[8:12])
-        value = tf.where(kind == _SHORT, short, tf.where(kind == _LONG, long, 1))
-        is_valid = is_tiff & tf.reduce_any(is_tag) & (value >= 1) & (value <= 8)
-        return tf.where(is_valid, value, 1)
-
-    return tf.cond(start > 0, parse, lambda: tf.constant(1, tf.int64))
+    directory = start + combine(head[4:])
+    count = combine(_read_bytes(encoded, directory, 2))
+    entries = tf.reshape(_read_bytes(encoded, directory + 2, 12 * _MAX_EXIF_TAGS), [-1, 12])
+    is_there = tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count
+    is_tag = is_there & (combine(entries[:, :2]) == _ORIENTATION_TAG)
+    entry = entries[tf.argmax(is_tag)]
+    kind, short, long = combine(entry[2:4]), combine(entry[8:10]), combine(entry[8:12])
+    value = tf.where(kind == _SHORT, short, tf.where(kind == _LONG, long, 1))
+    is_valid = is_tiff & tf.reduce_any(is_tag) & (value >= 1) & (value <= 8)
+    return tf.where(is_valid, value, 1)
 
 
 def _read_bytes(encoded: tf.Tensor, offset: tf.Tensor | int, count: int) -> tf.Tensor:

@@ -9,11 +9,16 @@ tile is as short as the image. For classification every tile has the label of it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pydantic
 from pydantic import Field
 
 from beam_jobs.stages.boxes import cut_out
 from beam_jobs.stages.stage import Example, Skip, parameters
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @parameters
@@ -64,3 +69,37 @@ def _cut_tile(example: Example, top: int, left: int, parameters: Tile) -> Exampl
     tile_height, tile_width = min(parameters.height, height), min(parameters.width, width)
     part = cut_out(example, top, left, tile_height, tile_width, parameters.min_visible)
     return part.replace(key=f"{example.key}#{left},{top}")
+
+
+# The stage in TensorFlow
+
+
+def serve(image_HWC: tf.Tensor, parameters: Tile) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns all tiles of an image, uint8 [T, h, w, C], row by row, and their windows [T, 4]."""
+    import tensorflow as tf
+
+    size = tf.shape(image_HWC)[:2]
+    tile_size = tf.minimum(size, (parameters.height, parameters.width))
+    tops, lefts = (
+        _serve_starts(size[side], length, parameters.overlap)
+        for side, length in enumerate((parameters.height, parameters.width))
+    )
+    corners_T2 = tf.reshape(tf.stack(tf.meshgrid(tops, lefts, indexing="ij"), axis=-1), [-1, 2])
+
+    def cut(corner: tf.Tensor) -> tf.Tensor:
+        (top, left), (height, width) = tf.unstack(corner), tf.unstack(tile_size)
+        return image_HWC[top : top + height, left : left + width]
+
+    spec = tf.TensorSpec([None, None, image_HWC.shape[2]], image_HWC.dtype)
+    tiles = tf.map_fn(cut, corners_T2, fn_output_signature=spec)
+    edges_T4 = tf.concat([corners_T2, corners_T2 + tile_size], axis=1)
+    windows_T4 = tf.cast(edges_T4, tf.float32) / tf.cast(tf.tile(size, [2]), tf.float32)
+    return tiles, windows_T4
+
+
+def _serve_starts(length: tf.Tensor, tile_length: int, overlap: int) -> tf.Tensor:
+    import tensorflow as tf
+
+    last = tf.maximum(0, length - tile_length)
+    return tf.concat([tf.range(0, last, tile_length - overlap), [last]], axis=0)
+

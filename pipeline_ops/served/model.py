@@ -115,40 +115,44 @@ class ServedImages(tf.Module, abc.ABC):
         pixels_N = validate_images(image_bytes, height * width)
         # Which waits for the checks.
         is_large = tf.reduce_sum(pixels_N) > contract.MAX_PARALLEL_PIXELS
+        serve_all = self._map(serve, tf.TensorSpec([], tf.string), may_split)
         return tf.cond(
             is_large,
-            lambda: self._map(serve, image_bytes, 1, may_split),
-            lambda: self._map(serve, image_bytes, _NUM_DECODES, may_split),
+            lambda: serve_all(image_bytes, 1),
+            lambda: serve_all(image_bytes, _NUM_DECODES),
         )
 
     def _map(
         self,
         serve: Callable[[tf.Tensor], ServedImage],
-        items_N: tf.Tensor,
-        parallel: int,
+        item: tf.TensorSpec,
         may_split: bool = True,
-    ) -> dict[str, tf.Tensor]:
+    ) -> Callable[[tf.Tensor, int], dict[str, tf.Tensor]]:
+        """Returns a function of N items, and of how many are served in parallel."""
         is_split = may_split and self._preprocessing.splits
         shapes: list[tuple[int | None, ...]] = [self.image_shape, (4,)]
         spec: list[Any] = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
         if is_split:
             spec = [tf.RaggedTensorSpec((None, *shape), tf.float32, 0) for shape in shapes]
 
+        # A function of its own, so that all calls share one graph.
+        @tf.function(input_signature=[item], autograph=False)
         def serve_one(item: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            images, windows = serve(item)
-            found = tf.cast(images, tf.float32), windows
+            with tf.device("CPU:0"):  # not all of its operations are there for GPUs
+                images, windows = serve(item)
+                found = tf.cast(images, tf.float32), windows
             return found if is_split else (found[0][0], found[1][0])
 
-        images, windows = tf.map_fn(
-            serve_one, items_N, parallel_iterations=parallel, fn_output_signature=tuple(spec)
-        )
-        if not is_split:
-            return {"images": images, "windows": windows}
-        return {
-            "images": images.values,
-            "windows": windows.values,
-            "num_images": images.row_lengths(),
-        }
+        def serve_all(items_N: tf.Tensor, parallel: int) -> dict[str, tf.Tensor]:
+            images, windows = tf.map_fn(
+                serve_one, items_N, parallel_iterations=parallel, fn_output_signature=tuple(spec)
+            )
+            if not is_split:
+                return {"images": images, "windows": windows}
+            counts = {"num_images": images.row_lengths()}
+            return {"images": images.values, "windows": windows.values, **counts}
+
+        return serve_all
 
 
 def _make_signature(
@@ -220,13 +224,11 @@ class ServedDetector(ServedImages):
         """
         is_grey = self.image_shape[2] == 1
         images = tf.image.rgb_to_grayscale(input_tensor) if is_grey else input_tensor
-        found = self._predict_served(
-            self._map(
-                lambda image: self._preprocessing.serve_image(image, self.image_shape),
-                images,
-                _NUM_DECODES,
-            )
+        serve_all = self._map(
+            lambda image: self._preprocessing.serve_image(image, self.image_shape),
+            tf.TensorSpec([None, None, self.image_shape[2]], tf.uint8),
         )
+        found = self._predict_served(serve_all(images, _NUM_DECODES))
         return {
             "detection_boxes": found["boxes"],
             "detection_scores": found["scores"],

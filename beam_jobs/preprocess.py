@@ -33,7 +33,7 @@ from beam_jobs.statistics.summary import (
     compute_figures,
     count_labels,
 )
-from beam_jobs.validation import validate_model, validate_plan
+from beam_jobs.validation import try_stages, validate_model, validate_plan
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.layout import Layout, work_folder
@@ -74,6 +74,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
     decision = duplicates.decide_collection(config, source.found.records, hashes)
     validate_plan(config, source, decision)
+    try_stages(source)
     if training := job.request.training:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")
@@ -91,6 +92,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         tuple(config.stages),
         source.class_names,
         RawTestQuota.divide(config.raw_test_files, delta.shards),
+        config_file,
     )
     exchange = Exchange(work_folder(job.folder) / "preprocess")
     built = _run_beam(job, config, delta.shards, spec, exchange)

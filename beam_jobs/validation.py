@@ -1,14 +1,16 @@
 """The checks of a pipeline's data and model before any work.
 
-They look at the planned splits, run one image through the stages, and build the model for the
+They look at the planned splits, run some images through the stages, and build the model for the
 result (`pipeline_ops/jobs/model_check.py`). The preprocess job and `trainyard validate --deep` call
 them. They write only the verdict about the model.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision
@@ -16,7 +18,7 @@ from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, 
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BoundStage, map_class_names, run_stages
-from beam_jobs.stages.stage import Rejected
+from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size
 from pipeline_ops.config.preprocess import Preprocess
@@ -25,6 +27,7 @@ from pipeline_ops.jobs.model_check import PlannedTraining, requires_process, val
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50
+_MAX_SUFFIXES, _IMAGES_OF_SUFFIX = 4, 2
 
 
 def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:
@@ -42,6 +45,37 @@ def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDe
         source.task,
         explain_from_plan(source.found.records, decision.by_split, config.split),
     )
+
+
+def try_stages(source: SourceData) -> None:
+    """Raises ConfigError if a stage changes pixels of a test image, and a published model does not.
+
+    A few images are tried, some of each suffix. The builders of shards look at all.
+    """
+    if all(stage.may_change_pixels for stage in source.stages[1:]):
+        return
+    stages = [source.stages[0], *map(_TriedStage.wrap, source.stages[1:])]
+    tried: Counter[str] = Counter()
+    for record in shuffle(source.found.records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
+        suffix = PurePosixPath(record.key).suffix.lower()
+        is_new = suffix not in tried and len(tried) < _MAX_SUFFIXES
+        if is_new or 0 < tried[suffix] < _IMAGES_OF_SUFFIX:
+            example = record.to_example(read_raw(record.file, source.folder), "test")
+            with contextlib.suppress(Rejected):
+                tried[suffix] += bool(run_stages(stages, example, Counter()))
+
+
+class _TriedStage(BoundStage):
+    """A stage that works on a copy of the pixels, so that what it writes into them is a change."""
+
+    @classmethod
+    def wrap(cls, stage: BoundStage) -> BoundStage:
+        return stage if stage.may_change_pixels else cls(**vars(stage))
+
+    def __call__(self, example: Example) -> list[Example]:
+        results = super().__call__(example.replace(pixels=example.image.copy()))
+        self.check_pixels(example, results)
+        return results
 
 
 def validate_model(

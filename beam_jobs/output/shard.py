@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from beam_jobs.exchange import Exchange, ProgressReporter
@@ -45,6 +46,7 @@ class ShardBuildSpec:
     stages: tuple[StageConfig, ...]
     class_names: tuple[str, ...]
     raw_test: RawTestQuota
+    config_file: Path
     summary: ClassVar[type[ShardSummary]] = ShardSummary
     """The type of summary that a builder returns for each shard."""
 
@@ -64,7 +66,7 @@ class ShardBuilder:
 
     def __init__(self, spec: ShardBuildSpec, exchange: Exchange):
         self._spec, self._exchange = spec, exchange
-        self._stages = bind_stages(spec.stages)
+        self._stages = bind_stages(spec.stages, spec.config_file)
         self._labels = {name: index for index, name in enumerate(spec.class_names)}
 
     def build(self, plan: ShardPlan) -> ShardSummary:

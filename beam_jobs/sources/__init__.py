@@ -83,7 +83,7 @@ def read_source_data(config: Preprocess, listing: Listing, config_file: Path) ->
     names = getattr(config.source, "class_names", None) or collect_class_names(found.records)
     task = infer_task(found.records)
     check_data(config, task, names, config_file)
-    stages = bind_stages(config.stages)
+    stages = bind_stages(config.stages, config_file)
     return SourceData(listing, found, task, stages, tuple(map_class_names(stages, names)))
 
 

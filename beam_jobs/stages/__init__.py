@@ -133,12 +133,19 @@ def _find_serve(module: types.ModuleType, parameters: Any) -> Any:
     return serve if taken is parameters else None
 
 
-def bind_stages(stages: Iterable[StageConfig]) -> list[BoundStage]:
+def bind_stages(stages: Iterable[StageConfig], config_file: Path) -> list[BoundStage]:
     """The stages of a checked config, ready to run."""
     found = [(config, find_stage(config.name)) for config in stages]
     return [
-        BoundStage(config.name, stage, stage.parameters(**config.parameters))
-        for config, stage in found
+        BoundStage(
+            config.name,
+            stage,
+            stage.parameters(**config.parameters),
+            may_change_pixels=stage.serve is not None or config.served == "by_client",
+            position=position,
+            config_file=config_file,
+        )
+        for position, (config, stage) in enumerate(found)
     ]
 
 
@@ -191,7 +198,7 @@ def check_data(
     config: Preprocess, task: str, class_names: Sequence[str], config_file: Path
 ) -> None:
     """Checks that stages with valid parameters can work on the task and the classes of a source."""
-    stages, problems = bind_stages(config.stages), []
+    stages, problems = bind_stages(config.stages, config_file), []
     for index, stage in enumerate(stages):
         names = map_class_names(stages[:index], class_names)
         if (check := stage.stage.check) and (problem := check(stage.parameters, task, names)):
@@ -240,14 +247,25 @@ class StageFailed(TrainyardError):
 
 @dataclasses.dataclass(frozen=True)
 class BoundStage:
-    """A stage with its parameters, ready to run."""
+    """A stage with its parameters, ready to run.
+
+    `may_change_pixels`: also those of examples for validation and test, because a published model
+    or its clients do the same. `position` is the stage's own in the config.
+    """
 
     name: str
     stage: Stage
     parameters: Any
+    may_change_pixels: bool = True
+    position: int = 0
+    config_file: Path = Path()
 
     def __call__(self, example: Example) -> list[Example]:
-        """Runs the stage on one example. Raises StageFailed if the stage has a bug."""
+        """Runs the stage on one example.
+
+        Raises StageFailed if the stage has a bug, and ConfigError if it changes pixels that it may
+        not change.
+        """
         try:
             result = self.stage.function(example, self.parameters)
         except (Reject, Rejected, Skip, ConfigError, MemoryError):
@@ -263,7 +281,45 @@ class BoundStage:
                 f"stage {self.name} returned {fault} for {example.key}; "
                 "it must return an Example whose image is uint8 [height, width, 1 or 3]"
             )
+        for each in examples:
+            if not isinstance(each.pixels, LazyImage):
+                each.pixels.flags.writeable = False  # a later stage may not write into them
+        self.check_pixels(example, examples)
         return examples
+
+    def check_pixels(self, before: Example, after: Sequence[Example]) -> None:
+        """Raises ConfigError if the stage has made a change that it may not make."""
+        if self.may_change_pixels or before.split == "train" or not before.has_pixels:
+            return
+        if len(after) > 1:
+            change = f"makes {len(after)} examples of {before.key}"
+        elif not _has_equal_pixels(before, after[0]):
+            change = f"changes pixels of {before.key}"
+        else:
+            return
+        location = ("preprocess", "stages", self.position, self.name)
+        rule = (
+            f"{change}, but a published model would not do this to a raw image. "
+            f"{self._list_cures()}. docs/add-a-stage.md describes how a stage is served."
+        )
+        raise_problems([(location, rule)], self.config_file)
+
+    def _list_cures(self) -> str:
+        leave = "write `served: by_client` beside its name if clients of the model run the stages"
+        if self.name in CATALOGUE:
+            return f"Remove it, or {leave}"
+        return (
+            f"Write a function `serve` beside it in {inspect.getfile(self.stage.function)}, "
+            f"or {leave}, or leave the pixels of examples for validation and test as they are"
+        )
+
+
+def _has_equal_pixels(one: Example, other: Example) -> bool:
+    import numpy as np
+
+    return one.pixels is other.pixels or (
+        one.shape == other.shape and np.array_equal(one.image, other.image)
+    )
 
 
 def _find_fault(examples: list[Any]) -> str | None:

@@ -109,6 +109,7 @@ class LazyImage:
                 self._image = self._decode()
             except Reject as reject:
                 raise Rejected("decode", reject.reason, reject.detail) from reject
+            self._image.flags.writeable = False
         return self._image
 
 
@@ -124,10 +125,10 @@ class Example:
     """One record on its way through the stages.
 
     `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB if
-    there are three channels. It exists once `decode` has run, which is always the first stage. As
-    long as `is_original` holds, the file's own bytes go into the shard. Otherwise `image` does,
-    encoded once, after the last stage. If `decode` reads headers only, the first stage that
-    accesses `image` decodes it. A stage that needs only `shape` leaves it undecoded.
+    there are three channels, and read-only. It exists once `decode` has run, which is always the
+    first stage. As long as `is_original` holds, the file's own bytes go into the shard. Otherwise
+    `image` does, encoded once, after the last stage. If `decode` reads headers only, the first
+    stage that accesses `image` decodes it. A stage that needs only `shape` leaves it undecoded.
 
     An example for classification has a `label` and no boxes. An example for detection has `boxes`,
     which may be empty, and the empty label. Until `decode` has run, the boxes have the form that
@@ -155,6 +156,11 @@ class Example:
         """Height, width and channels of the image, without decoding it."""
         height, width, channels = self.pixels.shape
         return height, width, channels
+
+    @property
+    def has_pixels(self) -> bool:
+        """True once `decode` has run."""
+        return self.pixels is not _NOT_DECODED
 
     @property
     def is_decoded(self) -> bool:

@@ -127,7 +127,10 @@ def assert_second_says_what_a_first_run_says(pipeline, **overrides) -> None:
 def test_after_changes_figures_statistics_and_quarantine_are_those_of_a_first_run(animals, encode):
     overrides = {
         "rejects": {"max_count": 3},
-        "stages": [{"decode": {"channels": 1}}, {"tile": {"height": 8, "width": 8}}],
+        "stages": [
+            {"decode": {"channels": 1}},
+            {"tile": {"height": 8, "width": 8}, "served": "by_client"},
+        ],
     }
     animals.add("cat/broken.png", b"no image")
     animals.add("dog/truncated.png", encode(seed=9)[:-30])

@@ -47,7 +47,8 @@ def job(tmp_path, encode):
     exchange, target = Exchange(open_root(tmp_path) / "exchange"), tmp_path / "target"
     target.mkdir()
     quota = RawTestQuota.divide(500, plans)
-    spec = ShardBuildSpec(tmp_path / "raw", open_root(target), STAGES, CLASSES, quota)
+    raw, config_file = tmp_path / "raw", tmp_path / "tiny.yaml"
+    spec = ShardBuildSpec(raw, open_root(target), STAGES, CLASSES, quota, config_file)
     return spec, exchange, plans, exchange.write_plans(plans)
 
 

@@ -167,7 +167,11 @@ def test_a_stage_of_ones_own_is_a_function_and_a_line_in_the_catalogue(
     monkeypatch.setitem(
         CATALOGUE,
         "blacken",
-        Stage(Nothing, lambda example, _: example.with_image(example.image * 0)),
+        Stage(
+            Nothing,
+            lambda example, _: example.with_image(example.image * 0),
+            serve=lambda image, _: image * 0,
+        ),
     )
     outcome = animals.run(stages=[{"decode": {"channels": 1}}, "blacken"])
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message

@@ -30,6 +30,7 @@ class Bench:
             (StageConfig(name="decode", parameters={"channels": 1}),),
             ("cat", "dog"),
             RawTestQuota(0, 0, 0),
+            folder / "tiny.yaml",
         )
         self.builder = ShardBuilder(spec, self.exchange)
 

@@ -64,7 +64,8 @@ def test_two_classes_that_became_one_are_too_few(animals):
 
 def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_records):
     animals.add("cat/large.png", encode(16, 12, seed=5))
-    outcome = animals.run(stages=[DECODE, {"tile": {"height": 8, "width": 8}}])
+    tile = {"tile": {"height": 8, "width": 8}, "served": "by_client"}
+    outcome = animals.run(stages=[DECODE, tile])
     figures = read_figures(outcome)
     assert figures.image_shape == (8, 8, 1)
     assert sum(figures.num_examples.values()) == 64
@@ -100,7 +101,7 @@ def test_copies_are_made_of_training_examples_only(animals, read_records):
 def test_not_a_byte_of_tiles_copies_and_jpegs_depends_on_the_runner(animals):
     stages = [
         {"decode": {"channels": 3}},
-        {"tile": {"height": 6, "width": 6, "overlap": 2}},
+        {"tile": {"height": 6, "width": 6, "overlap": 2}, "served": "by_client"},
         {"filter": {"max_aspect": 3.0}},
         {"augment": {"copies": 2, "crop": 0.5, "rotate90": True, "contrast": 0.3}},
         {"resize": {"height": 9, "width": 7, "mode": "letterbox"}},

@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="Also read the data source, run one image through the stages, and build the model "
+        help="Also read the data source, run some images through the stages, and build the model "
         "on one batch, with loss, metrics, callbacks, initial weights and frozen layers.",
     )
 
@@ -81,12 +81,13 @@ def _check_data(config: PipelineConfig) -> str:
     the preprocess job would raise before its work.
     """
     from beam_jobs.planning.duplicates import decide_collection
-    from beam_jobs.validation import validate_model, validate_plan
+    from beam_jobs.validation import try_stages, validate_model, validate_plan
 
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
+    try_stages(source)
     training = PlannedTraining.from_config(config, sys.executable)
     validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
     images = ", ".join(f"{len(members)} {name}" for name, members in decision.by_split.items())

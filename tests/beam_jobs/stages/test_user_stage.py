@@ -38,6 +38,10 @@ def blacken(example: Example, parameters: Blacken) -> Example:
     return example.with_image(example.image * 0 + parameters.level)
 
 
+def serve(image, parameters: Blacken):
+    return image * 0 + parameters.level
+
+
 def without_parameters(example: Example) -> Example:
     return example
 
@@ -94,6 +98,10 @@ def note(example: Example, parameters: Note) -> Example:
     if example.key == parameters.broken:
         raise KeyError("level")
     return example
+
+
+def serve(image, parameters: Note):
+    return image
 '''
 
 
@@ -196,6 +204,9 @@ def look(example: Example, parameters: Look) -> Example:
     if loaded := find_loaded():
         raise Reject("loaded", str(loaded))
     return example
+
+def serve(image, parameters: Look):
+    return image
 """
 
 
@@ -241,15 +252,14 @@ def test_our_own_stages_have_no_foreign_code():
 
 def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
     assert map_class_names(
-        bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]
+        bind_stages([StageConfig(name="acme_stages.black:STAGE")], acme), ["cat", "dog"]
     ) == ["CAT", "DOG"]
 
 
 def test_serve_of_the_module_is_the_served_form_of_the_stage_with_its_parameters(acme):
-    served = find_stage("acme_stages.served:invert").serve
-    assert served.__module__ == "acme_stages.served"
+    for name, module in (("acme_stages.served:invert", "served"), ("acme_black", "black")):
+        assert find_stage(name).serve.__module__ == f"acme_stages.{module}"
     assert find_stage("acme_stages.served:mirror").serve is None
-    assert find_stage("acme_black").serve is None
 
 
 @pytest.mark.parametrize("wrong", ["image, parameters", "image", "image, parameters: Inver"])

@@ -150,6 +150,20 @@ def test_a_further_file_leaves_the_shards_of_the_others_as_they_are(
     assert sum(map(len, figures.removed.values())) == 1
 
 
+def test_raw_test_records_hold_the_images_as_the_file_does(pipeline, write, encode, read_records):
+    rows = make_rows(encode, 0, 60)
+    write({"a": rows})
+    outcome = pipeline.run(stages=["decode", {"resize": {"height": 8, "width": 8}}])
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    files = [
+        parse(record)["raw/file"][0]
+        for file in outcome.artifact.glob("raw-test-*")
+        for record in read_records(file)
+    ]
+    assert len(files) == outcome.manifest.figures["num_examples"]["test"] > 0
+    assert set(files) <= {image for _, image, _ in rows}
+
+
 def test_bad_images_and_samples_are_in_the_quarantine(pipeline, write, encode):
     bad = [("bad", b"no image", "cat"), ("empty", encode(), "")]
     write({"a": [*make_rows(encode, 0, 40), *bad]})

@@ -133,8 +133,8 @@ def _find_serve(module: types.ModuleType, parameters: Any) -> Any:
     return serve if taken is parameters else None
 
 
-def bind_stages(stages: Iterable[StageConfig], config_file: Path) -> list[BoundStage]:
-    """The stages of a checked config, ready to run."""
+def bind_stages(stages: Iterable[StageConfig], config_file: Path = Path()) -> list[BoundStage]:
+    """The stages of a checked config, ready to run. The file is for messages."""
     found = [(config, find_stage(config.name)) for config in stages]
     return [
         BoundStage(

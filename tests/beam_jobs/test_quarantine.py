@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -139,8 +138,7 @@ def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
             StageConfig(
                 name="map_classes", parameters={"rename": {"kitten": "cat"}, "drop": ["plant"]}
             ),
-        ],
-        Path("tiny.yaml"),
+        ]
     )
     assert find_lost_classes(labels_of(records), [rejected("2"), rejected("4")], stages) == []
     assert find_lost_classes(

@@ -315,13 +315,13 @@ def test_a_try_after_a_killed_one_keeps_its_files(large_animals, wait_for):
 
 
 def test_records_of_a_tfrecord_file_are_kept_as_they_are(pipeline, encode, read_raw):
-    images = {}
+    images = set()
     with write_tfrecord(open_root(pipeline.raw) / "a.tfrecord") as writer:
         for number in range(60):
             image = encode(seed=number)
-            label = number % 2
-            writer.write(pack({"image/encoded": image, "image/class/label": label}))
-            images[image] = number
+            label = (b"cat", b"dog")[number % 2]
+            writer.write(pack({"image/encoded": image, "image/class/text": label}))
+            images.add(image)
     source = {
         "type": "tfrecord",
         "path": str(pipeline.raw),

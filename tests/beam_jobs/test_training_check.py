@@ -90,7 +90,7 @@ def test_the_shape_is_that_of_an_image_that_the_stages_keep(animals):
     (animals.raw / "cat" / "0.png").write_bytes(b"no image")
     listing = list_folder(find_raw_folder(config), open_root(animals.folder) / "listings")
     records = read_records(config.preprocess.source, listing).records
-    stages = bind_stages(config.preprocess.stages, config.file)
+    stages = bind_stages(config.preprocess.stages)
     assert sample_image_shape(records, stages, listing.folder) == (8, 8, 1)
     damaged = [record for record in records if record.key == "cat/0.png"]
     assert damaged

@@ -94,7 +94,7 @@ def test_a_new_source_passes_its_test_and_the_linter_and_its_line_is_printed(pro
 @pytest.mark.parametrize(
     ("kind", "line", "num_tests"),
     [
-        ("stage", "- acme.second:second: {factor: 1.5}", 10),
+        ("stage", "- acme.second:second: {factor: 1.5}", 34),
         ("source", 'source: {type: "acme.second:second"', 4),
     ],
 )
@@ -128,7 +128,7 @@ def test_nothing_is_overwritten_and_nothing_written_beside_it(
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(("new-stage", name) for name in ("Big", "a-b", "class", "resize", "stage", "2d", "")),
+        *(("new-stage", name) for name in ("Big", "a-b", "class", "resize", "stage", "serve", "2d", "")),
         *(("new-source", name) for name in ("Big", "a-b", "class", "voc", "json", "2d", "")),
     ],
 )
@@ -152,10 +152,10 @@ def test_a_place_that_is_not_there_is_refused_with_the_way_to_a_package(
     assert message in command(*words.split(), status=78)
 
 
-def test_a_long_import_is_wrapped():
+def test_a_long_import_and_a_long_entry_are_wrapped():
     text = (CODE_ROOT / STAGES / "__init__.py").read_text()
     for number in range(12):
         text = add_to_catalogue(text, f"stage_number_{number:02d}")
     compile(text, "stages", "exec")
-    assert max(map(len, text.splitlines())) <= 150
+    assert max(map(len, text.splitlines())) <= 100
     assert "    stage_number_11,\n    tile,\n" in text

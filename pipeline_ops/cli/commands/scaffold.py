@@ -17,6 +17,7 @@ from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.user_code import stages as user_stages
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
+_MAX_LINE = 100  # of the catalogue, by its linter
 _TAKEN = "{name}: a {kind} or a module of this name already exists. Choose another name."
 _PACKAGE_HELP = "Your own Python package, in the current folder or in src/."
 
@@ -55,6 +56,10 @@ def new_stage(arguments: argparse.Namespace) -> int:
 
     name, package = arguments.name, arguments.package
     _validate_name("stage", name)
+    if name == "serve":
+        raise ConfigError(
+            "serve: the name of the function by which a stage is served. Use another."
+        )
     if Path(stages.__path__[0], f"{name}.py").exists():
         raise ConfigError(_TAKEN.format(name=name, kind="stage"))
     if package:
@@ -71,7 +76,8 @@ def new_stage(arguments: argparse.Namespace) -> int:
         )
     in_yaml = f"{package}.{name}:{name}" if package else name
     print(
-        f"\nThe stage multiplies all pixels by a factor. Change it to your needs.\n"
+        "\nThe stage multiplies all pixels by a factor, and its function `serve` does so in a "
+        "published model. Change both to your needs.\n"
         f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
         f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
         f"Preview:  {_shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
@@ -170,7 +176,11 @@ def add_to_catalogue(text: str, name: str) -> str:
             f"Add the stage {name} manually."
         )
     modules = "".join(sorted([*modules.splitlines(True), f"    {name},\n"]))
-    entry = f'\n    "{name}": Stage({name}.{_make_class_name(name)}, {name}.{name}),'
+    values = [f"{name}.{_make_class_name(name)}", f"{name}.{name}", f"serve={name}.serve"]
+    entry = f'\n    "{name}": Stage({", ".join(values)}),'
+    if len(entry) > _MAX_LINE:
+        lines = "".join(f"        {value},\n" for value in values)
+        entry = f'\n    "{name}": Stage(\n{lines}    ),'
     return head + start + modules + end + entries + entry + last + tail
 
 

@@ -1,4 +1,4 @@
-"""The stage in docs/add-a-stage.md is a stage, and its test passes."""
+"""The stages in docs/add-a-stage.md are stages, and their tests pass."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ def repository(tmp_path: Path) -> Path:
         )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
-    stage, test = map(textwrap.dedent, blocks)
-    stages = tmp_path / "beam_jobs" / "stages"
-    (stages / "bright_enough.py").write_text(stage)
-    (stages / "__init__.py").write_text(
-        add_to_catalogue((stages / "__init__.py").read_text(), "bright_enough")
-    )
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_bright_enough.py").write_text(test)
+    files = list(map(textwrap.dedent, blocks))
+    stages, tests = tmp_path / "beam_jobs" / "stages", tmp_path / "tests"
+    tests.mkdir()
+    catalogue = (stages / "__init__.py").read_text()
+    for name, stage, test in zip(("bright_enough", "invert"), files[::2], files[1::2], strict=True):
+        (stages / f"{name}.py").write_text(stage)
+        (tests / f"test_{name}.py").write_text(test)
+        catalogue = add_to_catalogue(catalogue, name)
+    unserved = "serve=bright_enough.serve,"
+    assert f"`{unserved}`" in PAGE and f" {unserved}\n" in catalogue
+    (stages / "__init__.py").write_text(catalogue.replace(f"        {unserved}\n", ""))
     return tmp_path
 
 

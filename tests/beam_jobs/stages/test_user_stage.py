@@ -252,7 +252,7 @@ def test_our_own_stages_have_no_foreign_code():
 
 def test_a_module_can_give_a_whole_line_of_the_catalogue(acme):
     assert map_class_names(
-        bind_stages([StageConfig(name="acme_stages.black:STAGE")], acme), ["cat", "dog"]
+        bind_stages([StageConfig(name="acme_stages.black:STAGE")]), ["cat", "dog"]
     ) == ["CAT", "DOG"]
 
 

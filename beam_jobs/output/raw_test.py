@@ -102,14 +102,13 @@ class RawTestWriter(contextlib.ExitStack):
                 self.pass_over(position)
                 return
             self._kinds.update(kinds)
-        is_in_shard = not pixels and list(encoded) == [raw.encoded]
         if self._writer is None:
             self._writer = self.enter_context(write_tfrecord(self._path))
         self._writer.write(
             pack(
                 {
                     shards.RAW_KEY: raw.key.encode(),
-                    shards.RAW_FILE: b"" if is_in_shard else raw.encoded,
+                    shards.RAW_FILE: raw.encoded,
                     shards.RAW_KIND: ", ".join(kinds).encode(),
                     shards.RAW_EXAMPLES: [example.key.encode() for example in examples],
                     shards.RAW_PIXELS: pixels,

@@ -201,8 +201,16 @@ def check_data(
     stages, problems = bind_stages(config.stages, config_file), []
     for index, stage in enumerate(stages):
         names = map_class_names(stages[:index], class_names)
+        location = ("preprocess", "stages", index, stage.name)
         if (check := stage.stage.check) and (problem := check(stage.parameters, task, names)):
-            problems.append((("preprocess", "stages", index, stage.name), problem))
+            problems.append((location, problem))
+        is_by_client = any(each.served for each in config.stages)
+        if stage.stage.splits and task == "classification" and not is_by_client:
+            rule = (
+                "makes several images of one, for which a served classifier has no single answer. "
+                "Leave it to the client: write served: by_client beside its name"
+            )
+            problems.append((location, rule))
     raise_problems(problems, config_file)
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _MAX_SCANS = 64  # a progressive JPEG has about ten
 _MAX_SEGMENTS, _MAX_EXIF_TAGS = 4096, 512
-"""Segments of a JPEG or chunks of a PNG, and tags. What comes later counts as absent, so that nobody
-can have a server search for long."""
+"""Segments of a JPEG or chunks of a PNG, and tags. What comes later counts as absent, so that
+nobody can have a server search for long."""
 _EXIF = b"Exif\0\0"
 _JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead

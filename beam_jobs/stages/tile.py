@@ -102,4 +102,3 @@ def _serve_starts(length: tf.Tensor, tile_length: int, overlap: int) -> tf.Tenso
 
     last = tf.maximum(0, length - tile_length)
     return tf.concat([tf.range(0, last, tile_length - overlap), [last]], axis=0)
-

@@ -109,13 +109,13 @@ served model can be tried with what its clients send. A record counts as long as
 its key in that shard.
 """
 RAW_KEY = "raw/key"  # bytes, UTF-8: the record's key in the source
-RAW_FILE = "raw/file"  # bytes: the raw image file; empty if the shard holds the same bytes
+RAW_FILE = "raw/file"  # bytes: the raw image file
 RAW_KIND = "raw/kind"  # bytes, UTF-8: such as "JPEG, EXIF 6"
 RAW_EXAMPLES = "raw/examples"  # bytes, UTF-8, one for each example that was made of it: its key
 RAW_PIXELS = "raw/pixels"
 """bytes, one for each example: its pixels before the stage `encode`, as PNG.
 
-Only some of the records have it, and those always have RAW_FILE.
+Only some of the records have it.
 """
 STAGES = "stages.json"
 """The stages of the figures, as a list. They are a file, so that the data set's digest covers them:

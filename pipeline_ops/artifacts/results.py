@@ -231,6 +231,37 @@ class SliceFigures(Figures):
     differences: dict[str, tuple[float, float]]
 
 
+class AsServed(Figures):
+    """The answers to the raw files of test records beside those to the images made of them.
+
+    `agreement` is the share of equal answers: the class, or all certain boxes. `metric` is the
+    figure that was computed from both, on these records alone. `low` and `high` are the 95 %
+    interval of the one from files. Without files, `reason` says why, and the rest is None.
+    """
+
+    num_files: int = 0
+    reason: str = ""
+    agreement: Share | None = None
+    metric: str = ""
+    from_files: float | None = None
+    from_images: float | None = None
+    low: float | None = None
+    high: float | None = None
+    passed: bool = True
+
+    @property
+    def text(self) -> str:
+        """The comparison as a sentence, without a full stop."""
+        if not self.num_files:
+            return f"not measured as served: {self.reason}"
+        return (
+            f"as served, from {self.num_files} raw test files, {self.metric} is "
+            f"{self.from_files:.4f}, from the images made of them {self.from_images:.4f}. "
+            f"{self.agreement:.1%} of the answers are equal"
+            + ("" if self.passed else ", so the gate does not measure what is served")
+        )
+
+
 class EvaluationFigures(Figures):
     """The figures of an evaluation.
 
@@ -250,6 +281,7 @@ class EvaluationFigures(Figures):
     drift: float | None = None
     baseline: dict[str, float] = {}
     overfitting: str = ""
+    as_served: AsServed = AsServed()
 
 
 def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> str:

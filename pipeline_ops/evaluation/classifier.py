@@ -15,14 +15,16 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline_ops.artifacts.results import AsServed
 from pipeline_ops.config.evaluate import Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.evaluation.as_served import compare_classes, find_raw_tests
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
@@ -80,6 +82,8 @@ class Predictions:
     """
     samples: list[ShownExample]
     """A few examples, drawn by their keys alone."""
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The position of the examples that have a raw test file, by key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +96,7 @@ class ClassifierFindings:
     curves: list[Curves]
     comparison: dict[str, int | float] | None
     top_k: int
+    as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
     def build_metrics(self) -> dict[str, Any]:
@@ -120,6 +125,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         inputs.removed_test_positions,
         list_features(config.slices),
     )
+    tests = find_raw_tests(inputs, clients[0])
     predictions = predict_all(
         clients,
         batches,
@@ -130,10 +136,14 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         job.attempt.folder,
         report,
         _load_own_metrics(config, Path(job.request.config_file).parent),
+        tests.keys,
     )
-    return compute_findings(
-        predictions, names, config.top_k, measure_models(config, inputs, clients)
-    )
+    job.progress.report("evaluate", message="sending raw test files to the challenger")
+    rows, labels, classes = predictions.rows, predictions.labels, predictions.models[0].classes
+    as_served = compare_classes(clients[0], tests, rows, labels, classes)
+    measures = measure_models(config, inputs, clients)
+    findings = compute_findings(predictions, names, config.top_k, measures)
+    return dataclasses.replace(findings, as_served=as_served)
 
 
 def compute_findings(
@@ -186,12 +196,14 @@ def predict_all(
     scratch_folder: Path,
     report: Callable[[int], None],
     own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] | None = None,
+    located_keys: Collection[str] = (),
 ) -> Predictions:
     """Runs every model on every example.
 
     The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
     is called after each batch with the number of examples so far. `own_metrics` take labels int64
-    [b] and probabilities float32 [b, C], and return float [b].
+    [b] and probabilities float32 [b, C], and return float [b]. `Predictions.rows` has those of
+    `located_keys`.
 
     Raises:
       DataError: a model cannot process an image, a label has no class, or the number of examples is
@@ -199,7 +211,7 @@ def predict_all(
     """
     own_metrics = own_metrics or {}
     models = [_allocate(num_examples, len(names), scratch_folder, own_metrics) for _ in clients]
-    all_labels = np.empty(num_examples, np.int64)
+    all_labels, rows_by_key = np.empty(num_examples, np.int64), dict[str, int]()
     values: dict[str, list[str]] = {part.title: [] for part in slices}
     mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
     samples = _TopExamples(NUM_PREDICTIONS, names)
@@ -223,6 +235,8 @@ def predict_all(
                 model.own[name][place] = compute(labels, finite)
             outputs.append((finite, classes))
         all_labels[place] = labels
+        located = enumerate(batch.keys, start)
+        rows_by_key |= {key: row for row, key in located if key in located_keys}
         for name, found in compute_slice_values(batch, slices).items():
             values[name] += found
         finite, classes = outputs[0]
@@ -245,6 +259,7 @@ def predict_all(
         mistakes.examples,
         surprises.examples,
         samples.examples,
+        rows_by_key,
     )
 
 

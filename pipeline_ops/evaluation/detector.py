@@ -18,9 +18,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import ModelEvaluation
+from pipeline_ops.artifacts.results import AsServed, ModelEvaluation
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
 from pipeline_ops.evaluation.detection_draws import (
     ClassMatches,
     collect_matches,
@@ -34,6 +35,7 @@ from pipeline_ops.evaluation.metrics import (
     Group,
     build_drawn_group,
     compute_class_figures,
+    compute_interval_95,
 )
 from pipeline_ops.evaluation.slices import (
     compute_slice_values,
@@ -49,13 +51,16 @@ from pipeline_ops.served.client import (
     TrueBoxes,
     read_true_boxes,
 )
-from pipeline_ops.served.contract import DETECTOR_OUTPUTS
+from pipeline_ops.served.contract import DECODE, DETECTOR_OUTPUTS
+from pipeline_ops.served.references import describe_other_detections
 
 _MAX_BATCH_IMAGES = 32
 _MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
 _DEFAULT_SCORE = 0.5
 """The threshold where no detection is right."""
+_METRIC, _MAX_OTHER_METRIC = "map_50", 0.005
+"""The figure that is compared between raw files and images, and a difference that is no matter."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
 """COCO's sizes: the area in pixels, each below its limit."""
 
@@ -91,6 +96,7 @@ class DetectorFindings:
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
     slices: Sequence[Group] = ()
+    as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
     @property
@@ -150,7 +156,66 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         detections[0],
         thresholds[0],
         build_slice_groups([each.matches for each in evaluations], slices),
+        _compare_files(job, inputs, clients[0], scenes, detections[0]),
     )
+
+
+def _compare_files(
+    job: Job,
+    inputs: Inputs,
+    client: SavedModelClient,
+    scenes: Sequence[TrueBoxes],
+    detections: Sequence[ImageDetections],
+) -> AsServed:
+    """Compares the challenger's answers to raw files with `detections`, those to the scenes."""
+    tests = find_raw_tests(inputs, client)
+    if tests.reason:
+        return AsServed(reason=tests.reason)
+    job.progress.report("evaluate", message="sending raw test files to the challenger")
+    rows = {scene.key: row for row, scene in enumerate(scenes) if scene.key in tests.keys}
+    chosen, found = list[int](), list[ImageDetections]()
+    answers, windows = answer_files(client, tests), answer_files(client, tests, DECODE)
+    for (keys, outputs), (_, decoded) in zip(answers, windows, strict=True):
+        chosen += [rows[key] for key in keys]
+        found += map(_move_into_window, to_image_detections(outputs), decoded["windows"])
+    size, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
+    chosen_scenes = [scenes[row] for row in chosen]
+    chosen_detections = [detections[row] for row in chosen]
+    from_files, from_images = (
+        evaluate_boxes(chosen_scenes, each, size, names) for each in (found, chosen_detections)
+    )
+    agreement = float(np.mean(list(map(_have_equal_boxes, found, chosen_detections))))
+    draws, other_draws = (
+        draw_figures(each.matches, len(chosen))[_METRIC] for each in (from_files, from_images)
+    )
+    low, high = np.nanquantile(draws - other_draws, [0.005, 0.995])
+    is_noise = low <= 0 <= high or max(abs(low), abs(high)) < _MAX_OTHER_METRIC
+    interval = compute_interval_95(draws[~np.isnan(draws)])
+    return AsServed(
+        num_files=len(chosen),
+        agreement=agreement,
+        metric=_METRIC,
+        from_files=from_files.metrics.get(_METRIC, 0.0),
+        from_images=from_images.metrics.get(_METRIC, 0.0),
+        low=interval[0],
+        high=interval[1],
+        passed=agreement >= MIN_BOX_AGREEMENT and bool(is_noise),
+    )
+
+
+def _move_into_window(found: ImageDetections, window_4: np.ndarray) -> ImageDetections:
+    """Boxes in fractions of the part of an image that the model sees, as those of the scenes."""
+    low, extent = window_4[:2], window_4[2:] - window_4[:2]
+    boxes = (found.boxes - np.tile(low, 2)) / np.tile(extent, 2)
+    return ImageDetections(np.clip(boxes, 0.0, 1.0), found.classes, found.scores)
+
+
+def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
+    pair = (
+        np.column_stack([each.boxes, each.scores, each.classes]).reshape(-1, 6)
+        for each in (found, other)
+    )
+    return not describe_other_detections(*pair)
 
 
 def _compute_slices(scenes: Sequence[TrueBoxes], slices: Sequence[Slice]) -> dict[str, np.ndarray]:

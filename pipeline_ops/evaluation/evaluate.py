@@ -19,6 +19,7 @@ from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.evaluation.as_served import to_verdict
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
 from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
 from pipeline_ops.evaluation.gate import judge
@@ -103,6 +104,7 @@ def _judge(
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
     rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)
+    rules += to_verdict(found.as_served)
     return EvaluationFigures(
         num_examples=whole.num_examples,
         challenger=whole.challenger,
@@ -114,6 +116,7 @@ def _judge(
         slices=[group.to_slice_figures() for group in slices],
         drift=largest_drift,
         baseline=dict(whole.baseline),
+        as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )
 

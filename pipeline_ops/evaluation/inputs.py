@@ -333,10 +333,10 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
     Raises DataError if the challenger was trained on more of them than are allowed.
     """
     uri = inputs.dataset.uri
-    index = _find_index(uri)
+    index = find_index(uri)
     if index is None:
         return Leaks(None, None)
-    tests = {record.content: record for record in _iterate_split(index, "test")}
+    tests = {record.content: record for record in iterate_split(index, "test")}
     leaked = _find_in_training(tests, index)
     if len(leaked) > allowed:
         pairs = ", ".join(
@@ -353,7 +353,7 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
     if inputs.champion:
         with contextlib.suppress(DataError, KeyError):
             _, dataset = _trace_training(inputs.champion.manifest, root)
-            champion_index = _find_index(dataset.uri)
+            champion_index = find_index(dataset.uri)
     if champion_index is None:
         return Leaks(len(leaked), None)
     return Leaks(len(leaked), len(_find_in_training(tests, champion_index)))
@@ -362,17 +362,17 @@ def find_leaks(inputs: Inputs, allowed: int, root: StorePath) -> Leaks:
 def _find_in_training(tests: dict[str, IndexEntry], index: Path) -> dict[str, IndexEntry]:
     """Returns the first training record that equals a test record, by content."""
     found: dict[str, IndexEntry] = {}
-    for record in _iterate_split(index, "train"):
+    for record in iterate_split(index, "train"):
         if record.content in tests:
             found.setdefault(record.content, record)
     return found
 
 
-def _iterate_split(index: Path, split: str) -> Iterator[IndexEntry]:
+def iterate_split(index: Path, split: str) -> Iterator[IndexEntry]:
     return (each for each in iterate_index(index) if each.split == split and each.num_examples)
 
 
-def _find_index(dataset_uri: str) -> Path | None:
+def find_index(dataset_uri: str) -> Path | None:
     dataset = fetch_input(Input(uri=dataset_uri, digest=""), lambda path: path == INDEX)
     path = Path(dataset.uri).parent / INDEX
     return path if path.is_file() else None

@@ -266,7 +266,7 @@ def compare_file_answers(wanted: np.ndarray, found: np.ndarray, keys: Sequence[s
     than 0.03; another best class, unless two were nearly equal; a box with a score from 0.3 without
     an equal one, by an intersection over union of 0.9 and a score within 0.03.
     """
-    measure = _measure_detections if wanted.ndim == 3 else _measure_probabilities
+    measure = describe_other_detections if wanted.ndim == 3 else describe_other_probabilities
     problems = [
         (measure(one, other), key) for one, other, key in zip(wanted, found, keys, strict=True)
     ]
@@ -280,7 +280,7 @@ def compare_file_answers(wanted: np.ndarray, found: np.ndarray, keys: Sequence[s
         )
 
 
-def _measure_probabilities(wanted_K: np.ndarray, found_K: np.ndarray) -> str:
+def describe_other_probabilities(wanted_K: np.ndarray, found_K: np.ndarray) -> str:
     difference = float(np.abs(wanted_K - found_K).max())
     if not difference <= MAX_ANSWER_DIFFERENCE:
         return f"a probability differs by {difference:.3f}"
@@ -290,7 +290,8 @@ def _measure_probabilities(wanted_K: np.ndarray, found_K: np.ndarray) -> str:
     return ""
 
 
-def _measure_detections(wanted_D6: np.ndarray, found_D6: np.ndarray) -> str:
+def describe_other_detections(wanted_D6: np.ndarray, found_D6: np.ndarray) -> str:
+    """Describes a box with a certain score that only one of two answers has. "" without any."""
     for first, second in ((wanted_D6, found_D6), (found_D6, wanted_D6)):
         for box in first[first[:, _SCORE] > MIN_CERTAIN_SCORE + MAX_ANSWER_DIFFERENCE]:
             overlaps = _compute_overlaps(box, second)

@@ -1,0 +1,137 @@
+"""The challenger's answers to raw files beside those to the images of the data set.
+
+A gate judges a model on images that the stages have made. Its clients send raw files, which the
+model preprocesses itself. Here it gets the raw files of up to `preprocess.raw_test_files` test
+records through `serving_default`. A difference that noise does not explain fails the gate, because
+its other figures are then not those of the served model.
+
+Legend: N examples of the test split, M of them with a raw file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_ops.artifacts.dataset import RAW_TEST_PREFIX
+from pipeline_ops.artifacts.results import AsServed, RuleVerdict
+from pipeline_ops.evaluation.inputs import Inputs, find_index, iterate_split
+from pipeline_ops.evaluation.metrics import compare, compute_wilson_interval_95
+from pipeline_ops.served.client import RawRecord, SavedModelClient, read_raw_records
+from pipeline_ops.served.contract import IMAGE_BYTES, SERVING_DEFAULT
+from pipeline_ops.served.preprocessing import Preprocessing
+
+_BATCH_FILES = 16
+_MIN_P_VALUE = 0.01
+MIN_AGREEMENT, MIN_BOX_AGREEMENT = 0.95, 0.8
+"""The share of equal answers below which the gate fails, whatever the figure. Two boxes in a
+picture may be nearly equal, so detections agree less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RawTests:
+    """The raw test files that the challenger is asked about.
+
+    Attributes:
+      paths: the files that hold them.
+      keys: for each, the key of the one example that was made of it.
+      reason: why there are none, as a sentence without a full stop.
+    """
+
+    paths: Sequence[str]
+    keys: frozenset[str]
+    reason: str = ""
+
+    def iterate(self) -> Iterator[RawRecord]:
+        found = (each for each in read_raw_records(self.paths) if each.is_servable)
+        return (each for each in found if each.examples[0] in self.keys)
+
+
+def find_raw_tests(inputs: Inputs, client: SavedModelClient) -> RawTests:
+    """Chooses the raw files of records that are still in the test split."""
+    paths = inputs.raw_test_files
+    preprocessing = Preprocessing.read(inputs.models[0].saved_model)
+    if stages := preprocessing.client_stages:
+        reason = f"raw files are not answered: {', '.join(stages)} is left to the client"
+        return RawTests((), frozenset(), reason)
+    if not client.takes_files:
+        return RawTests((), frozenset(), "the model takes no raw files")
+    if not paths:
+        return RawTests((), frozenset(), "the data set keeps no raw test files")
+    if preprocessing.splits:
+        reason = "a raw file makes several test images, so the answers cannot be compared"
+        return RawTests((), frozenset(), reason)
+    index, places = find_index(inputs.dataset.uri), {}
+    for path in paths:
+        shard = Path(path).name.removeprefix(RAW_TEST_PREFIX)
+        for record in read_raw_records([path]):
+            if record.is_servable and len(record.examples) == 1:
+                places[record.key, shard] = record.examples[0]
+    if index is not None:
+        current = {(each.key, each.shard) for each in iterate_split(index, "test")}
+        places = {place: example for place, example in places.items() if place in current}
+    if not places:
+        return RawTests((), frozenset(), "no raw test file is a JPEG or PNG")
+    return RawTests(paths, frozenset(places.values()))
+
+
+def answer_files(
+    client: SavedModelClient, tests: RawTests, signature: str = SERVING_DEFAULT
+) -> Iterator[tuple[list[str], dict[str, np.ndarray]]]:
+    """Yields the keys of examples, and the outputs for their raw files, in batches."""
+    files = iter(tests.iterate())
+    while batch := list(itertools.islice(files, _BATCH_FILES)):
+        inputs = {IMAGE_BYTES: np.array([record.file for record in batch], object)}
+        keys = [record.examples[0] for record in batch]
+        yield keys, client.call_signature(signature, **inputs)
+
+
+def compare_classes(
+    client: SavedModelClient,
+    tests: RawTests,
+    rows: Mapping[str, int],
+    labels: np.ndarray,
+    classes: np.ndarray,
+) -> AsServed:
+    """Compares the answers of a classifier. `rows` are the positions of the keys in `labels` and
+    `classes`, int64 [N], the answers to the images.
+    """
+    if tests.reason:
+        return AsServed(reason=tests.reason)
+    found, chosen = [], []
+    for keys, outputs in answer_files(client, tests):
+        chosen += [rows[key] for key in keys]
+        found.append(outputs["classes"])
+    labels_M, images_M, files_M = labels[chosen], classes[chosen], np.concatenate(found)
+    is_right = files_M == labels_M
+    low, high = compute_wilson_interval_95(int(is_right.sum()), len(chosen))
+    agreement = float(np.mean(files_M == images_M))
+    p_value = compare(labels_M, files_M, images_M)["mcnemar_p_value"]
+    return AsServed(
+        num_files=len(chosen),
+        agreement=agreement,
+        metric="accuracy",
+        from_files=float(is_right.mean()),
+        from_images=float(np.mean(images_M == labels_M)),
+        low=low,
+        high=high,
+        passed=agreement >= MIN_AGREEMENT and p_value >= _MIN_P_VALUE,
+    )
+
+
+def to_verdict(as_served: AsServed) -> list[RuleVerdict]:
+    """Returns the verdict, or none if nothing was measured."""
+    if not as_served.num_files:
+        return []
+    return [
+        RuleVerdict(
+            metric="as_served",
+            passed=as_served.passed,
+            text=as_served.text,
+            value=as_served.from_files,
+        )
+    ]

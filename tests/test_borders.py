@@ -73,12 +73,13 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
+    "pipeline_ops/served": (SHARED | {"served"}, TENSORFLOW | {"PIL"}),
     "pipeline_ops/evaluation": (
         SHARED | {"evaluation", "models", "input"},
         TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval", "sklearn", "scipy"},
     ),
     "pipeline_ops/export": (
-        SHARED | {"export", "models", "input"},
+        SHARED | {"export", "models", "input", "served"},
         TENSORFLOW
         | {"jinja2", "google", "onnxruntime", "tf2onnx", "anyio", "h11", "starlette", "uvicorn"},
     ),

@@ -5,8 +5,8 @@ summary goes from the worker to the driver as a JSON file, because no runner ret
 measurements are also in the index of the data set, so that the next generation can count the
 records that it takes over without opening a shard.
 
-The histograms of shards add up exactly to those of a split (`artifacts/features.py`). So the figures
-are the same to the last digit on every runner.
+The histograms of shards add up exactly to those of a split (`artifacts/features.py`), so the
+figures are the same to the last digit on every runner.
 """
 
 from __future__ import annotations

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
-from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
+from pipeline_ops.artifacts.results import (
+    METRICS,
+    PREDICTIONS,
+    REPORT,
+    EvaluationFigures,
+    ServingFigures,
+)
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
@@ -30,6 +36,7 @@ from pipeline_ops.evaluation.report import (
     read_rejected,
     render_report,
 )
+from pipeline_ops.evaluation.skew import compare_with_requests
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
@@ -41,12 +48,13 @@ def evaluate(job: Job) -> ExitCode:
     dataset, names = inputs.dataset, inputs.class_names
     leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
     drift = _read_drift(dataset.folder / STATISTICS)
+    serving = compare_with_requests(config, job.request.serving, dataset.folder / STATISTICS)
     found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
         found = evaluate_detector(job, config, inputs)
     else:
         found = evaluate_classifier(job, config, inputs)
-    figures = _judge(config, inputs, found, drift)
+    figures = _judge(config, inputs, found, drift, serving.figures if serving else None)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -54,6 +62,7 @@ def evaluate(job: Job) -> ExitCode:
         dataset=dataset.figures,
         rejected=read_rejected(dataset.folder / QUARANTINE),
         drift=drift,
+        serving=serving,
         leaks=leaks,
         lineage=trace_lineage(job.request, inputs),
         no_champion_reason=inputs.no_champion_reason,
@@ -98,11 +107,12 @@ def _judge(
     inputs: Inputs,
     found: ClassifierFindings | DetectorFindings,
     drift: list[dict[str, Any]] | None,
+    serving: ServingFigures | None,
 ) -> EvaluationFigures:
     whole, slices, largest_drift = found.whole, found.slices, None
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
-    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)
+    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason, serving)
     return EvaluationFigures(
         num_examples=whole.num_examples,
         challenger=whole.challenger,
@@ -113,6 +123,7 @@ def _judge(
         differences=whole.compute_difference_intervals(),
         slices=[group.to_slice_figures() for group in slices],
         drift=largest_drift,
+        serving=serving,
         baseline=dict(whole.baseline),
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )

@@ -41,7 +41,7 @@ from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 WINDOW_SECONDS = 600.0
-MAX_SHARE = 0.04
+MAX_SHARE = 0.02
 """The part of one core that measuring may take."""
 MIN_SCORE = 0.5
 """Detections with a lower score are not counted."""

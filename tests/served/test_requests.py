@@ -319,6 +319,18 @@ def test_a_bucket_holds_the_same(bucket_root):
     assert read_statistics(locate_statistics(model), 30, time.time()) is None
 
 
+@pytest.mark.stores
+@pytest.mark.parametrize("key", ["//x", "{day}//x", "{day}/../x"])
+def test_a_key_that_is_no_path_hides_the_statistics_and_breaks_nothing(make_root, key):
+    root = make_root("s3")
+    model, bucket = f"{root.uri}/models/digits", root.uri.removeprefix("s3://")
+    record(model, [make_image()])
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    root.server.put_empty_object(f"{bucket}/models/digits.requests/{key.format(day=day)}")
+    found = read(model)
+    assert found.num_damaged == 1 and "digits.requests" in found.damaged[0]
+
+
 class Model:
     """A version that answers cat, and decodes to the model's size."""
 

@@ -80,6 +80,8 @@ def evaluate(job: Job) -> ExitCode:
             ],
             **found.build_metrics(),
         }
+        if serving:
+            contents["requests"] = serving.requests.model_dump(mode="json")
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())
         write_atomically(draft.folder / PREDICTIONS, draw_predictions(found, names))

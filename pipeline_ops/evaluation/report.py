@@ -164,7 +164,7 @@ def _describe_production(comparison: ServingComparison) -> dict[str, Any]:
     requests, training = comparison.requests, comparison.training
     charts_by_title = []
     for distance in comparison.figures.distances:
-        if distance.feature != LABELS:
+        if distance.feature != LABELS and distance.l_infinity:  # others show nothing
             name, feature = distance.feature, FEATURES[distance.feature]
             ours, theirs = training.features[name], requests.features[name]
             chart = charts.draw_binned_histogram(

@@ -115,7 +115,9 @@ def test_requests_of_other_images_are_refused_with_the_feature_and_equal_ones_pa
         assert code == ExitCode.SUCCESS and "is at most 0.3000" in rule.text, rule.text
     assert rule.text in report.text and "Requests in production" in report.text
     assert f"{len(images):,}× version 7" in report.text and "mean " in report.text
-    serving = json.loads((folder / METRICS).read_text())["serving"]
+    metrics = json.loads((folder / METRICS).read_text())
+    serving, counted = metrics["serving"], metrics["requests"]["features"]
+    assert counted["brightness"]["count"] == len(images)
     assert serving["num_images"] == len(images) and serving["versions"] == {"7": len(images)}
     assert {each["feature"] for each in serving["distances"]} >= {"labels", "contrast"}
 

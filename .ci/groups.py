@@ -87,6 +87,7 @@ GROUPS = {
             "pipeline_ops/input",
             "pipeline_ops/models",
             "pipeline_ops/od_api",
+            "pipeline_ops/served",
             "pipeline_ops/training",
         ),
     ),

@@ -69,7 +69,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/launch": (SHARED | {"launch"}, {"psutil"}),
     "pipeline_ops/served": (
         SHARED | {"served", "models", "input", "beam_jobs.stages"},
-        TENSORFLOW | {"google", "anyio", "h11", "starlette", "uvicorn"},
+        TENSORFLOW | {"google", "anyio", "h11", "starlette", "uvicorn", "PIL"},
     ),
     "pipeline_ops/training": (
         SHARED | {"training", "models", "input", "served"},

@@ -15,7 +15,6 @@ sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
@@ -24,11 +23,11 @@ from pydantic import BaseModel
 
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.summary import FEATURES, Measurements, merge_measurements
+from beam_jobs.statistics.summary import Measurements, merge_measurements
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.config.preprocess import Drift, SchemaChange
 
-LABELS = "labels"
 _MAX_NAMED_GROUPS = 50
 
 
@@ -125,7 +124,7 @@ def collect_statistics(
         splits[split] = SplitStatistics(
             num_examples=figures.num_examples[split], labels=figures.labels[split], **dict(found)
         )
-    edges = {name: feature.edges for name, feature in FEATURES.items()}
+    edges = {name: each.edges for name, each in FEATURES.items() if each.level != "answer"}
     return DatasetStatistics(edges=edges, splits=splits, duplicates=duplicates)
 
 
@@ -187,34 +186,16 @@ def compute_distances(
 ) -> list[Distance]:
     """The distances of the classes and of all features that both have, the largest one first."""
     shared = ours.features.keys() & theirs.features.keys()
-    pairs = {name: (ours.features[name].counts, theirs.features[name].counts) for name in shared}
-    labels = sorted(ours.labels.keys() | theirs.labels.keys())
-    p, q = ([each.labels.get(name, 0) for name in labels] for each in (ours, theirs))
-    pairs[LABELS] = p, q
-    found = []
-    for feature, (p, q) in pairs.items():
-        if len(p) == len(q) and any(p) and any(q):
-            js, linf = round(jensen_shannon(p, q), 6), round(l_infinity(p, q), 6)
-            is_above = js > thresholds.max_js_distance or linf > thresholds.max_linf_distance
-            found.append(
-                Distance(feature=feature, jensen_shannon=js, l_infinity=linf, is_above=is_above)
-            )
-    return sorted(found, key=lambda distance: (-distance.jensen_shannon, distance.feature))
-
-
-def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
-    """The Jensen-Shannon distance, base 2, of two histograms with the same bins, none empty."""
-    p, q = _normalize(p), _normalize(q)
-    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-    pairs = zip([*p, *q], [*middle, *middle], strict=True)
-    return math.sqrt(max(0.0, math.fsum(a * math.log2(a / b) for a, b in pairs if a) / 2))
-
-
-def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
-    """The largest difference of a bin's share in two histograms with the same bins, none empty."""
-    return max(abs(a - b) for a, b in zip(_normalize(p), _normalize(q), strict=True))
-
-
-def _normalize(counts: Sequence[float]) -> list[float]:
-    total = sum(counts)
-    return [count / total for count in counts]
+    pairs: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        name: (ours.features[name].counts, theirs.features[name].counts) for name in shared
+    }
+    pairs[LABELS] = align_labels(ours.labels, theirs.labels)
+    return [
+        Distance(
+            feature=feature,
+            jensen_shannon=js,
+            l_infinity=linf,
+            is_above=js > thresholds.max_js_distance or linf > thresholds.max_linf_distance,
+        )
+        for feature, js, linf in compare_histograms(pairs)
+    ]

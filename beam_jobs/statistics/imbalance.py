@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from beam_jobs.statistics.summary import Histogram, ShardSummary, count_labels
+from beam_jobs.statistics.summary import ShardSummary, count_labels
 from pipeline_ops.artifacts.dataset import SPLITS
+from pipeline_ops.artifacts.features import Histogram
 
 _MAX_PROBABILITY = 1e-4
 _SPLITS_ADVICE = (

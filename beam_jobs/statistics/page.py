@@ -17,14 +17,14 @@ from pathlib import Path
 from markupsafe import Markup
 from PIL import Image, ImageFile
 
-from beam_jobs.statistics.dataset import LABELS, DataSchema, DatasetStatistics
-from beam_jobs.statistics.summary import FEATURES, NO_BOXES, NO_LABEL, BadRecord, Histogram
+from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
+from beam_jobs.statistics.summary import NO_BOXES, NO_LABEL, BadRecord
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.pages.charts import Bar, draw_distance, draw_histogram, format_short
+from pipeline_ops.artifacts.features import FEATURES, LABELS, Histogram
+from pipeline_ops.pages.charts import draw_binned_histogram, draw_distance, format_number
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100
-_MAX_LABELS = 6
 _THUMBNAIL = (112, 112)
 _MAX_THUMBNAIL_PIXELS = 40e6
 """A larger image is not decoded, because it may be a decompression bomb."""
@@ -63,7 +63,7 @@ def render(data: PageData) -> str:
         **vars(data),
         splits=SPLITS,
         features=FEATURES,
-        number=_format_number,
+        number=format_number,
         title=_get_title,
         draw_distance=draw_distance,
         total=sum(figures.num_examples.values()),
@@ -171,59 +171,9 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
     return groups
 
 
-def _draw_feature(feature: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
-    """Draws the share of each bin, from the first to the last filled one, all equally wide."""
-    counts = [*enumerate(ours.counts), *enumerate(reference.counts if reference else ())]
-    filled = [index for index, count in counts if count]
-    shown = range(min(filled), max(filled) + 1)
-    bars = [
-        Bar(index, index + 1, share, f"{_describe_bin(feature, shown[index])}: {share:.2f} %")
-        for index, share in enumerate(_compute_percentages(ours, shown))
-    ]
-    return draw_histogram(
-        f"Histogram of {FEATURES[feature].title.lower()}",
-        bars,
-        _compute_percentages(reference, shown) if reference else [],
-        _iterate_labels(feature, shown),
-    )
-
-
-def _compute_percentages(histogram: Histogram, bins: range) -> list[float]:
-    return [100 * histogram.counts[index] / max(1, histogram.count) for index in bins]
-
-
-def _describe_bin(feature: str, index: int) -> str:
-    edges, unit = FEATURES[feature].edges, FEATURES[feature].unit
-    if index == 0:
-        return f"below {edges[0]:g} {unit}"
-    if index == len(edges):
-        return f"{edges[-1]:g} {unit} and more"
-    return f"{edges[index - 1]:g} to {edges[index]:g} {unit}"
-
-
-def _iterate_labels(feature: str, shown: range) -> Iterator[tuple[int, str]]:
-    edges = FEATURES[feature].edges
-    inner = [
-        (index, edges[bin_index - 1])
-        for index, bin_index in enumerate([*shown, shown[-1] + 1])
-        if 1 <= bin_index <= len(edges)
-    ]
-    step = -(-len(inner) // _MAX_LABELS)
-    return ((index, _format_edge(edge)) for index, edge in inner[::step])
-
-
-def _format_edge(edge: float) -> str:
-    """Formats an edge for a label in short form: `724`, `16.4k`, `0.84`, `3.2e-5`."""
-    if edge >= 1000:
-        return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
-    return format_short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))
-
-
-def _format_number(value: float | None) -> str:
-    """Formats a number with few digits: `1,204`, `0.0317`, `28`."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _draw_feature(name: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
+    feature, theirs = FEATURES[name], reference.counts if reference else ()
+    return draw_binned_histogram(feature.title, feature.unit, feature.edges, ours.counts, theirs)
 
 
 def make_thumbnail(content: bytes) -> str | None:

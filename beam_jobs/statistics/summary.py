@@ -5,26 +5,23 @@ summary goes from the worker to the driver as a JSON file, because no runner ret
 measurements are also in the index of the data set, so that the next generation can count the
 records that it takes over without opening a shard.
 
-Every shard of every data set uses the same edges for a feature. So the histograms of shards add up
-to those of a split, and those of two data sets can be compared bin by bin. The sums are integers,
-of values in units of `resolution`. Adding them up is exact in any order, so the figures are the
-same to the last digit on every runner.
+The histograms of shards add up exactly to those of a split (`artifacts/features.py`), so the
+figures are the same to the last digit on every runner.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
 
 from beam_jobs.stages.stage import Example
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.features import CHANNELS, FEATURES, Histogram, merge_histograms
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
@@ -35,103 +32,35 @@ NO_LABEL, NO_BOXES = "no_label", "no_boxes"
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-@dataclasses.dataclass(frozen=True)
-class Feature:
-    """A feature that is measured.
-
-    `edges` are the inner borders of the bins. The first and the last bin are open. A value on an
-    edge is in the bin above it. In the moments, values are rounded to `resolution`.
-    """
-
-    title: str
-    unit: str
-    edges: tuple[float, ...]
-    resolution: float = 1e-6
-    level: Literal["raw", "example", "box"] = "raw"
-
-
-def _compute_geometric_edges(first: float, ratio: float, count: int) -> tuple[float, ...]:
-    """A geometric sequence, rounded so that it does not depend on the machine's `pow`."""
-    return tuple(float(f"{first * ratio**index:.4g}") for index in range(count))
-
-
-_SIDES = _compute_geometric_edges(16, 2**0.5, 21)  # 16 to 16384 pixels
-_ASPECTS = _compute_geometric_edges(2**-3.25, 2**0.5, 14)  # 1 is in the middle of a bin
-_MEGAPIXELS = _compute_geometric_edges(0.001, 2, 17)
-_BYTES = _compute_geometric_edges(256, 2**0.5, 37)
-_BRIGHTNESS = tuple(float(edge) for edge in range(8, 256, 8))
-_CONTRAST = tuple(float(edge) for edge in range(4, 128, 4))
-_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 200, 500)
-_FRACTIONS = tuple(index / 20 for index in range(1, 20))
-_AREAS = _compute_geometric_edges(1e-5, 10**0.25, 20)
-
-FEATURES: dict[str, Feature] = {
-    "image_width": Feature("Image width", "px", _SIDES, 1),
-    "image_height": Feature("Image height", "px", _SIDES, 1),
-    "image_aspect": Feature("Image width / height", "", _ASPECTS),
-    "image_megapixels": Feature("Image size", "MP", _MEGAPIXELS),
-    "image_bytes": Feature("File size", "bytes", _BYTES, 1),
-    "brightness": Feature("Brightness", "of 255", _BRIGHTNESS, level="example"),
-    "contrast": Feature("Contrast", "of 128", _CONTRAST, level="example"),
-    "boxes_per_image": Feature("Boxes per image", "", _COUNTS, 1, level="example"),
-    "box_width": Feature("Box width", "of the image", _FRACTIONS, level="box"),
-    "box_height": Feature("Box height", "of the image", _FRACTIONS, level="box"),
-    "box_area": Feature("Box area", "of the image", _AREAS, 1e-9, level="box"),
-    "box_aspect": Feature("Box width / height", "", _ASPECTS, level="box"),
-}
-"""The features of raw files as decoded, of examples as stored, and of their boxes."""
 _BOX_FEATURES = [name for name, feature in FEATURES.items() if feature.level == "box"]
 _BLOCK_EXAMPLES = 4096
 """The number of examples that are measured in one go, which takes a tenth of the time."""
 
 
-@dataclasses.dataclass
-class Histogram:
-    """The counts by bin, and the moments of one feature in units of its resolution."""
-
-    counts: list[int]
-    count: int = 0
-    total: int = 0
-    total_of_squares: int = 0
-    minimum: float | None = None
-    maximum: float | None = None
-
-    @classmethod
-    def measure(cls, feature: str, values: Sequence[float]) -> Histogram:
-        """The histogram of one value or more."""
-        edges, resolution = FEATURES[feature].edges, FEATURES[feature].resolution
-        array = np.array(values, float)
-        bins = np.searchsorted(edges, array, side="right")
-        whole: list[int] = np.rint(array * (1 / resolution)).astype(int).tolist()
-        return cls(
-            counts=np.bincount(bins, minlength=len(edges) + 1).tolist(),
-            count=len(whole),
-            total=sum(whole),
-            total_of_squares=sum(number * number for number in whole),  # may need more than 64 bits
-            minimum=float(array.min()),
-            maximum=float(array.max()),
-        )
-
-    def mean(self, feature: str) -> float | None:
-        return self.total * FEATURES[feature].resolution / self.count if self.count else None
-
-    def deviation(self, feature: str) -> float | None:
-        """The standard deviation of the measured values, not an estimate for a population."""
-        if not self.count:
-            return None
-        # Integers: no cancellation.
-        variance = (self.count * self.total_of_squares - self.total**2) / self.count**2
-        return math.sqrt(max(0.0, variance)) * FEATURES[feature].resolution
+def measure_histogram(feature: str, values: Sequence[float]) -> Histogram:
+    """The histogram of one value or more."""
+    edges, resolution = FEATURES[feature].edges, FEATURES[feature].resolution
+    array = np.array(values, float)
+    bins = np.searchsorted(edges, array, side="right")
+    whole: list[int] = np.rint(array * (1 / resolution)).astype(int).tolist()
+    return Histogram(
+        counts=np.bincount(bins, minlength=len(edges) + 1).tolist(),
+        count=len(whole),
+        total=sum(whole),
+        total_of_squares=sum(number * number for number in whole),  # may need more than 64 bits
+        minimum=float(array.min()),
+        maximum=float(array.max()),
+    )
 
 
 class ExampleMeasurements(NamedTuple):
     """All measurements of one example that statistics need. They are exact to the digit after JSON.
 
     `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of
-    its file. `height` and `width` are those of the example as it is stored. `brightness` and
-    `contrast` are None if no stage has decoded the image: an image is not decoded only for
-    measurements. `boxes` holds class, height and width in pixels of each box. It is None for
-    classification.
+    its file. `height` and `width` are those of the example as it is stored. `brightness`,
+    `contrast` and `channels` are None if no stage has decoded the image: an image is not decoded
+    only for measurements. `boxes` holds class, height and width in pixels of each box. It is None
+    for classification. `channels` are the means of red, green and blue, None for grey images.
     """
 
     raw_height: int
@@ -143,6 +72,7 @@ class ExampleMeasurements(NamedTuple):
     contrast: float | None
     is_labelled: int
     boxes: Sequence[tuple[str, float, float]] | None = None
+    channels: tuple[float, float, float] | None = None
 
 
 def measure_example(
@@ -153,12 +83,21 @@ def measure_example(
     brightness, contrast = (
         measure_brightness_and_contrast(example.image) if example.is_decoded else (None, None)
     )
+    channels = measure_channels(example.image) if example.is_decoded else None
     boxes = None
     if example.boxes is not None:
         boxes = [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
     is_labelled = int(bool(example.label))
     return ExampleMeasurements(
-        *raw_shape[:2], num_bytes, height, width, brightness, contrast, is_labelled, boxes
+        *raw_shape[:2],
+        num_bytes,
+        height,
+        width,
+        brightness,
+        contrast,
+        is_labelled,
+        boxes,
+        channels,
     )
 
 
@@ -166,7 +105,13 @@ def encode_measurements(examples: Sequence[ExampleMeasurements]) -> str:
     """Encodes the measurements of one record's examples as a short text, or as ""."""
     if not examples:
         return ""
-    return _to_json([found[:-1] if found.boxes is None else found for found in examples])
+    return _to_json([_drop_missing_end(found) for found in examples])
+
+
+def _drop_missing_end(found: ExampleMeasurements) -> Sequence[object]:
+    if found.channels is not None:
+        return found
+    return found[:-1] if found.boxes is not None else found[:-2]
 
 
 def decode_measurements(text: str) -> list[ExampleMeasurements]:
@@ -221,6 +166,10 @@ def _measure_block(examples: Sequence[ExampleMeasurements]) -> Measurements:
         "image_bytes": [one.num_bytes for one in examples],
         "brightness": [one.brightness for one in examples if one.brightness is not None],
         "contrast": [one.contrast for one in examples if one.contrast is not None],
+        **{
+            name: [one.channels[index] for one in examples if one.channels is not None]
+            for index, name in enumerate(CHANNELS)
+        },
         "boxes_per_image": [len(one.boxes) for one in examples if one.boxes is not None],
     }
     missing = {
@@ -237,16 +186,30 @@ def _measure_block(examples: Sequence[ExampleMeasurements]) -> Measurements:
 
 
 def _measure_features(values: Mapping[str, Sequence[float]]) -> dict[str, Histogram]:
-    return {name: Histogram.measure(name, found) for name, found in values.items() if found}
+    return {name: measure_histogram(name, found) for name, found in values.items() if found}
 
 
 def measure_brightness_and_contrast(image_HWC: np.ndarray) -> tuple[float, float]:
     """Mean (0 to 255) and standard deviation (0 to 127.5) of the pixels of every n-th row."""
     import cv2
 
-    rows = image_HWC[:: max(1, image_HWC.shape[0] // _MIN_MEASURED_ROWS)]
+    rows = _choose_rows(image_HWC)
     mean, deviation = cv2.meanStdDev(rows.reshape(rows.shape[0], -1))
     return round(float(mean[0, 0]), 6), round(float(deviation[0, 0]), 6)
+
+
+def measure_channels(image_HWC: np.ndarray) -> tuple[float, float, float] | None:
+    """Means (0 to 255) of red, green and blue in every n-th row. None for a grey image."""
+    import cv2
+
+    if image_HWC.shape[2] != 3:
+        return None
+    red, green, blue, _ = cv2.mean(np.ascontiguousarray(_choose_rows(image_HWC)))
+    return round(red, 6), round(green, 6), round(blue, 6)
+
+
+def _choose_rows(image_HWC: np.ndarray) -> np.ndarray:
+    return image_HWC[:: max(1, image_HWC.shape[0] // _MIN_MEASURED_ROWS)]
 
 
 def merge_measurements(parts: Iterable[Measurements]) -> Measurements:
@@ -281,19 +244,6 @@ def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram
         for name in FEATURES
         if (found := [part[name] for part in parts if name in part])
     }
-
-
-def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
-    """The sum of one or more histograms of a feature. Raises ValueError: of several features."""
-    parts = list(histograms)
-    return Histogram(
-        counts=[sum(column) for column in zip(*(part.counts for part in parts), strict=True)],
-        count=sum(part.count for part in parts),
-        total=sum(part.total for part in parts),
-        total_of_squares=sum(part.total_of_squares for part in parts),
-        minimum=min((part.minimum for part in parts if part.minimum is not None), default=None),
-        maximum=max((part.maximum for part in parts if part.maximum is not None), default=None),
-    )
 
 
 class RejectedRecord(BaseModel, frozen=True):

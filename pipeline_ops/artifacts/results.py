@@ -38,6 +38,8 @@ TENSORBOARD = "tensorboard"
 """Training: a folder of event files."""
 TEST_SPLIT = "test split"
 """Evaluation: the input of its fingerprint that holds the digest of the planned test split."""
+SERVING_STATISTICS = "serving statistics"
+"""Evaluation: the input of its fingerprint that holds the digest of the counted requests."""
 LAST_EVALUATION = "last_evaluation"
 """Evaluation: the input that names the previous evaluation, to show the changes since."""
 DIVERGED = "diverged"
@@ -262,11 +264,38 @@ class AsServed(Figures):
         )
 
 
+class SkewDistance(Figures):
+    """The distance of one feature of requests, or of the classes (`labels`)."""
+
+    feature: str
+    jensen_shannon: float
+    l_infinity: float
+    is_above: bool
+    """True if it is above the smallest bound of a rule."""
+
+
+class ServingFigures(Figures):
+    """The requests to the model in service, compared with the training split.
+
+    `start` and `end` are seconds since 1970, `versions` counts images by version. `distances` have
+    the largest one first, and only features with enough images. `problem` is the reason why there
+    are none, as the end of a sentence.
+    """
+
+    num_images: int
+    start: int = 0
+    end: int = 0
+    versions: dict[int, int] = {}
+    distances: list[SkewDistance] = []
+    problem: str = ""
+
+
 class EvaluationFigures(Figures):
     """The figures of an evaluation.
 
     `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
-    drift of the data, None without a reference. `baseline` has the metrics of a model that has not
+    drift of the data, None without a reference. `serving` is the comparison with requests, None if
+    nobody asks for it. `baseline` has the metrics of a model that has not
     looked at the images. `overfitting` is a sentence about the training, or "".
     """
 
@@ -279,6 +308,7 @@ class EvaluationFigures(Figures):
     differences: dict[str, tuple[float, float]] = {}
     slices: list[SliceFigures] = []
     drift: float | None = None
+    serving: ServingFigures | None = None
     baseline: dict[str, float] = {}
     overfitting: str = ""
     as_served: AsServed = AsServed()

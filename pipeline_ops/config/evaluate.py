@@ -45,10 +45,12 @@ DetectionMetric = Literal[
     "mar_large",
 ]
 """COCO's metrics in its order, for a detector. All of them can be resampled."""
-Measure = Literal["latency_milliseconds", "model_bytes", "drift"]
+Measure = Literal["latency_milliseconds", "model_bytes", "drift", "serving_skew"]
 """Measures of the model as it is served, or of its data. `latency_milliseconds` is the median for
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
-data, which `preprocess.drift` describes."""
+data, which `preprocess.drift` describes. `serving_skew` is that of the training data to the
+requests, which `evaluate.serving_skew` describes."""
+_DISTANCES = {"drift": "the champion's data", "serving_skew": "the requests in production"}
 
 _METRICS: dict[Task, tuple[str, ...]] = {
     "classification": get_args(Literal[CountedMetric, ScoreMetric, ClassMetric, Measure]),
@@ -161,8 +163,10 @@ class Rule(Section):
     @model_validator(mode="after")
     def _validate_comparison(self) -> Rule:
         is_compared = any(bound is not None for bound in self._comparisons)
-        if self.metric == "drift" and is_compared:
-            raise ValueError("drift is already a distance to the champion's data. Use at_most.")
+        if self.metric in _DISTANCES and is_compared:
+            raise ValueError(
+                f"{self.metric} is already a distance to {_DISTANCES[self.metric]}. Use at_most."
+            )
         if self.confidence is not None and not is_compared:
             raise ValueError("confidence needs max_regression or min_improvement in the same rule")
         is_resampled = self.metric in _RESAMPLED_METRICS or self.own_metric
@@ -249,6 +253,14 @@ class Slice(Section):
         return self.name or self.by
 
 
+class ServingSkew(Section):
+    """The comparison of the training data with the requests to the model in service."""
+
+    days: int = Field(7, ge=1, le=30)
+    """The requests of so many days count, up to the plan of the evaluation. Servers keep 30 days.
+    """
+
+
 class Approval(Section):
     """Approval by a person in Airflow's UI, after the gate and before the publication."""
 
@@ -271,6 +283,11 @@ class Evaluate(TaskSection):
     allowed_leaks: int = advanced_field(0, ge=0)
     """Number of test examples that may have an equal image in the training split. With more, the
     test split is refused."""
+    serving_skew: ServingSkew | None = advanced_field(None)
+    """Compares the training data with the requests that `trainyard serve` and the clients of
+    `RequestStatistics` have counted, for the report and for notifications. A rule of the metric
+    `serving_skew` does the same with 7 days. The evaluation is repeated when there are new
+    requests."""
     approval: Approval | None = fixed_field(
         None, READ_WITH_THE_DAG, is_operational=True, is_advanced=True
     )
@@ -297,6 +314,12 @@ class Evaluate(TaskSection):
     def own_metrics(self) -> dict[str, str]:
         """The paths of the user's functions in the gate, by name."""
         return {rule.name: rule.own_metric for rule in self.gate if rule.own_metric}
+
+    @property
+    def serving_comparison(self) -> ServingSkew | None:
+        """The comparison with requests that the section, or a rule, asks for."""
+        is_needed = any(rule.metric == "serving_skew" for rule in self.gate)
+        return self.serving_skew or (ServingSkew() if is_needed else None)
 
     @property
     def needs_latency(self) -> bool:

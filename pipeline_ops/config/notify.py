@@ -43,8 +43,9 @@ class NotifierConfig(Section):
     events: list[Event] = Field(min_length=1)
     """`failed`: the run has failed for good. `gate_not_passed`: the run publishes no model. `late`:
     the run has not ended by the pipeline's `deadline_seconds`. `drift`: the data is further from
-    the champion's than `preprocess.drift` allows. With `action: fail` the run fails by it, which is
-    `failed`."""
+    the champion's than `preprocess.drift` allows, or the requests that `evaluate.serving_skew`
+    compares are that far from the data. With `action: fail` the run fails by a drift of the data,
+    which is `failed`."""
 
 
 def make_notifier(config: NotifierConfig) -> Any:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
-from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT, EvaluationFigures
+from pipeline_ops.artifacts.results import (
+    METRICS,
+    PREDICTIONS,
+    REPORT,
+    EvaluationFigures,
+    ServingFigures,
+)
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.as_served import to_verdict
@@ -31,6 +37,7 @@ from pipeline_ops.evaluation.report import (
     read_rejected,
     render_report,
 )
+from pipeline_ops.evaluation.skew import compare_with_requests
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
@@ -42,12 +49,13 @@ def evaluate(job: Job) -> ExitCode:
     dataset, names = inputs.dataset, inputs.class_names
     leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
     drift = _read_drift(dataset.folder / STATISTICS)
+    serving = compare_with_requests(config, job.request.serving, dataset.folder / STATISTICS)
     found: ClassifierFindings | DetectorFindings
     if dataset.figures.task == "detection":
         found = evaluate_detector(job, config, inputs)
     else:
         found = evaluate_classifier(job, config, inputs)
-    figures = _judge(config, inputs, found, drift)
+    figures = _judge(config, inputs, found, drift, serving.figures if serving else None)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -55,6 +63,7 @@ def evaluate(job: Job) -> ExitCode:
         dataset=dataset.figures,
         rejected=read_rejected(dataset.folder / QUARANTINE),
         drift=drift,
+        serving=serving,
         leaks=leaks,
         lineage=trace_lineage(job.request, inputs),
         no_champion_reason=inputs.no_champion_reason,
@@ -72,6 +81,8 @@ def evaluate(job: Job) -> ExitCode:
             ],
             **found.build_metrics(),
         }
+        if serving:
+            contents["requests"] = serving.requests.model_dump(mode="json")
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())
         write_atomically(draft.folder / PREDICTIONS, draw_predictions(found, names))
@@ -99,11 +110,12 @@ def _judge(
     inputs: Inputs,
     found: ClassifierFindings | DetectorFindings,
     drift: list[dict[str, Any]] | None,
+    serving: ServingFigures | None,
 ) -> EvaluationFigures:
     whole, slices, largest_drift = found.whole, found.slices, None
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
-    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason)
+    rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason, serving)
     rules += to_verdict(found.as_served)
     return EvaluationFigures(
         num_examples=whole.num_examples,
@@ -115,6 +127,7 @@ def _judge(
         differences=whole.compute_difference_intervals(),
         slices=[group.to_slice_figures() for group in slices],
         drift=largest_drift,
+        serving=serving,
         baseline=dict(whole.baseline),
         as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),

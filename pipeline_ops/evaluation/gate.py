@@ -16,7 +16,8 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import RuleVerdict
+from pipeline_ops.artifacts.features import LABELS
+from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
 from pipeline_ops.config.evaluate import Measure, Rule, is_lower_better
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
@@ -44,6 +45,8 @@ class Subject:
     champion: float | None = None
     differences: np.ndarray | None = None
     baseline: float | None = None
+    unknown: str = ""
+    """The reason why there is no value, as the end of a sentence."""
 
     def build_verdict(self, passed: bool, text: str, **numbers: float | bool) -> RuleVerdict:
         """Returns the verdict. `text` follows the metric and the subject in its sentence."""
@@ -65,10 +68,12 @@ def judge(
     slices: Sequence[Group] = (),
     drift: float | None = None,
     no_champion_reason: str = "",
+    serving: ServingFigures | None = None,
 ) -> list[RuleVerdict]:
     """Returns a verdict for each bound of each rule and each of its subjects, in their order.
 
-    The gate is passed if all verdicts are. `drift` is None without a reference.
+    The gate is passed if all verdicts are. `drift` is None without a reference, and `serving`
+    without requests.
     `no_champion_reason` is the end of a sentence.
 
     Raises:
@@ -77,17 +82,24 @@ def judge(
     return [
         verdict
         for rule in rules
-        for subject in _select_subjects(rule, whole, slices, drift)
+        for subject in _select_subjects(rule, whole, slices, drift, serving)
         for verdict in _judge_subject(rule, subject, no_champion_reason)
     ]
 
 
 def _select_subjects(
-    rule: Rule, whole: Group, slices: Sequence[Group], drift: float | None
+    rule: Rule,
+    whole: Group,
+    slices: Sequence[Group],
+    drift: float | None,
+    serving: ServingFigures | None,
 ) -> Iterator[Subject]:
     metric = rule.name
     if metric == "drift":
         yield Subject(metric, "", whole.num_examples, drift)
+        return
+    if metric == "serving_skew":
+        yield _select_skew(metric, serving or ServingFigures(num_images=0))
         return
     if rule.of_class is not None:
         yield from _select_classes(metric, rule.of_class, whole)
@@ -116,6 +128,15 @@ def _select_subjects(
         )
 
 
+def _select_skew(metric: str, serving: ServingFigures) -> Subject:
+    """The feature whose requests are the furthest from training, or the reason for none."""
+    if not serving.distances:
+        return Subject(metric, "", serving.num_images, None, unknown=serving.problem)
+    largest = serving.distances[0]
+    name = "classes" if largest.feature == LABELS else largest.feature.replace("_", " ")
+    return Subject(metric, name, serving.num_images, largest.jensen_shannon)
+
+
 def _select_classes(metric: str, requested: str, whole: Group) -> Iterator[Subject]:
     classes = whole.challenger.classes
     names = [figures.name for figures in classes]
@@ -142,6 +163,9 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
     value, count = subject.value, subject.num_examples
     if rule.metric == "drift" and value is None:
         yield subject.build_verdict(True, "is unknown: the data set has no reference")
+    elif rule.metric == "serving_skew" and value is None:
+        reason = subject.unknown or "no requests to the model in service were counted"
+        yield subject.build_verdict(True, f"is unknown: {reason}")
     elif rule.metric not in get_args(Measure) and count < rule.min_examples:
         found = f"{count} test example{'s' if count != 1 else ''}"
         text = f"is not judged: {found}, the rule needs {rule.min_examples} or more"

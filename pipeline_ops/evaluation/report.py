@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime as dt
 import functools
 import io
 import itertools
@@ -24,6 +25,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
+from pipeline_ops.artifacts.features import FEATURES, LABELS
 from pipeline_ops.artifacts.results import (
     PUBLICATION,
     EvaluationFigures,
@@ -47,6 +49,7 @@ from pipeline_ops.evaluation.metrics import (
     describe_metric,
     to_recall_points,
 )
+from pipeline_ops.evaluation.skew import ServingComparison
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
 from pipeline_ops.pages.page import render_page
@@ -61,6 +64,8 @@ _MAX_REJECTED = 50
 _MAX_RULES = 12
 """The number of rules that are shown at once. Rules that do not hold are always shown."""
 _NUM_LAST_METRICS = 3
+_MAX_SHIFTED_CLASSES = 10
+"""The number of classes whose shares in training and in requests are shown, the most different."""
 _MAX_IMAGE_BYTES = 48 << 10
 """A larger file is shown as a smaller picture."""
 _MAX_IMAGE_PIXELS = 256
@@ -89,6 +94,7 @@ class ReportData:
     leaks: Leaks
     lineage: Lineage
     no_champion_reason: str
+    serving: ServingComparison | None = None
 
 
 def read_rejected(quarantine: Path) -> list[dict[str, str]]:
@@ -146,10 +152,42 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
         baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
         last_metrics=last_metrics[:_NUM_LAST_METRICS],
+        production=_describe_production(data.serving) if data.serving else None,
         to_data_uri=to_data_uri,
         num_samples=NUM_SAMPLES,
         **values,
     )
+
+
+def _describe_production(comparison: ServingComparison) -> dict[str, Any]:
+    """Returns the texts, charts and classes of the section about requests."""
+    requests, training = comparison.requests, comparison.training
+    charts_by_title = []
+    for distance in comparison.figures.distances:
+        if distance.feature != LABELS and distance.l_infinity:  # others show nothing
+            name, feature = distance.feature, FEATURES[distance.feature]
+            ours, theirs = training.features[name], requests.features[name]
+            chart = charts.draw_binned_histogram(
+                feature.title, feature.unit, feature.edges, ours.counts, theirs.counts
+            )
+            means = [charts.format_number(each.mean(name)) for each in (ours, theirs)]
+            charts_by_title.append((feature, means, chart))
+    trained, asked = (max(1, sum(each.labels.values())) for each in (training, requests))
+    names = training.labels.keys() | requests.labels.keys()
+    classes = [
+        (name, training.labels.get(name, 0) / trained, requests.labels.get(name, 0) / asked)
+        for name in sorted(names)
+    ]
+    return {
+        "period": [_format_minute(each) for each in (requests.start, requests.end)],
+        "charts": charts_by_title,
+        "classes": sorted(classes, key=lambda row: -abs(row[1] - row[2]))[:_MAX_SHIFTED_CLASSES],
+        "titles": {name: feature.title for name, feature in FEATURES.items()} | {LABELS: "Classes"},
+    }
+
+
+def _format_minute(seconds: int) -> str:
+    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M}"
 
 
 def _describe_classifier(

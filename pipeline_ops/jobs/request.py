@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Input
+from pipeline_ops.artifacts.serving_statistics import ServingStatistics
 from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.storage.checksums import compute_digest
@@ -68,6 +69,8 @@ class Request(BaseModel):
     """For preprocessing: the training that is checked before any work. Null skips the check."""
     trial: PlannedTrial | None = None
     """For training: the trial, if a pruner may stop it early."""
+    serving: ServingStatistics | None = None
+    """For evaluation: the requests to the model in service, up to the plan. Null without any."""
     user_files: dict[RelativePath, str] = {}
     """The user's own modules, by path, if the job does not see the folder of the config file."""
     code_digest: str = ""

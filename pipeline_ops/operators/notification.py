@@ -171,13 +171,40 @@ def notify_drift(run: TaskRun, dataset: StorePath) -> None:
         _notify(run, "drift", verdict, rules)
 
 
-def _to_rule_verdict(distance: Mapping[str, Any], limits: Drift) -> RuleVerdict:
+def notify_skew(run: TaskRun, evaluation: StorePath) -> None:
+    """Sends a notification if the requests in production are too far from the training data.
+
+    The limits are those of `preprocess.drift`. Nothing is compared unless the config asks for it.
+    """
+    if not _is_configured(run.config, "drift") or not run.config.evaluate.serving_comparison:
+        return
+    serving = EvaluationFigures.model_validate(read_manifest(evaluation).figures).serving
+    limits = run.config.preprocess.drift
+    rules = [
+        _to_rule_verdict(distance.model_dump(), limits, "serving_skew")
+        for distance in (serving.distances if serving else [])
+        if distance.jensen_shannon > limits.max_js_distance
+        or distance.l_infinity > limits.max_linf_distance
+    ]
+    if rules:
+        names = ", ".join(str(rule.subject) for rule in rules)
+        verdict = (
+            "the requests in production are further from the training data than preprocess.drift "
+            f"allows: {names}"
+        )
+        _notify(run, "drift", verdict, rules)
+
+
+def _to_rule_verdict(
+    distance: Mapping[str, Any], limits: Drift, metric: str = "drift"
+) -> RuleVerdict:
     feature, js, linf = distance["feature"], distance["jensen_shannon"], distance["l_infinity"]
+    verb = "has drifted" if metric == "drift" else "differs from training"
     return RuleVerdict(
-        metric="drift",
+        metric=metric,
         subject=feature,
         passed=False,
-        text=f"{feature} has drifted: Jensen-Shannon {js:.3f} "
+        text=f"{feature} {verb}: Jensen-Shannon {js:.3f} "
         f"(at most {limits.max_js_distance:g}), L-infinity {linf:.3f} "
         f"(at most {limits.max_linf_distance:g})",
         value=js,

@@ -34,7 +34,7 @@ from pipeline_ops.jobs.source_download import download_source
 from pipeline_ops.jobs.task_record import TaskRecord, find_recorded_manifest
 from pipeline_ops.operators.assets import add_asset_event
 from pipeline_ops.operators.job_start import ProgressLog, prepare_job, start_job
-from pipeline_ops.operators.notification import notify_drift, notify_gate
+from pipeline_ops.operators.notification import notify_drift, notify_gate, notify_skew
 from pipeline_ops.operators.task_run import (
     TaskRun,
     claim_job,
@@ -315,6 +315,7 @@ class EvaluateOperator(JobOperator):
 
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         notify_gate(run, manifest)
+        notify_skew(run, manifest)
 
 
 class ExportOperator(JobOperator):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from markupsafe import Markup
 
@@ -74,6 +74,7 @@ def format_short(value: float) -> str:
 
 _TINY, _HUGE = 1e-100, 1e100
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MAX_LABELS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +177,71 @@ def draw_histogram(
         parts.append(_draw_curve("outline", corners, x, y))
     parts += [_draw_text("middle", x(place), FLAT.height - 5, text) for place, text in labels]
     return _draw_plot(title, FLAT, x, y, "", parts, "{:g} %".format)
+
+
+def draw_binned_histogram(
+    title: str,
+    unit: str,
+    edges: Sequence[float],
+    counts: Sequence[int],
+    outline: Sequence[int] = (),
+) -> Markup:
+    """Draws the share of each bin, from the first to the last filled one, all equally wide.
+
+    Args:
+      title: the name of the values.
+      edges: the inner borders of the bins. The first and the last bin are open.
+      outline: the counts of a second histogram with the same bins. Empty for none.
+    """
+    filled = [index for each in (counts, outline) for index, count in enumerate(each) if count]
+    shown = range(min(filled), max(filled) + 1)
+    bars = [
+        Bar(index, index + 1, share, f"{_describe_bin(edges, unit, shown[index])}: {share:.2f} %")
+        for index, share in enumerate(_compute_percentages(counts, shown))
+    ]
+    return draw_histogram(
+        f"Histogram of {title.lower()}",
+        bars,
+        _compute_percentages(outline, shown) if outline else [],
+        _iterate_labels(edges, shown),
+    )
+
+
+def _compute_percentages(counts: Sequence[int], bins: range) -> list[float]:
+    total = max(1, sum(counts))
+    return [100 * counts[index] / total for index in bins]
+
+
+def _describe_bin(edges: Sequence[float], unit: str, index: int) -> str:
+    if index == 0:
+        return f"below {edges[0]:g} {unit}"
+    if index == len(edges):
+        return f"{edges[-1]:g} {unit} and more"
+    return f"{edges[index - 1]:g} to {edges[index]:g} {unit}"
+
+
+def _iterate_labels(edges: Sequence[float], shown: range) -> Iterator[tuple[int, str]]:
+    inner = [
+        (index, edges[bin_index - 1])
+        for index, bin_index in enumerate([*shown, shown[-1] + 1])
+        if 1 <= bin_index <= len(edges)
+    ]
+    step = -(-len(inner) // _MAX_LABELS)
+    return ((index, _format_edge(edge)) for index, edge in inner[::step])
+
+
+def _format_edge(edge: float) -> str:
+    """Formats an edge for a label in short form: `724`, `16.4k`, `0.84`, `3.2e-5`."""
+    if edge >= 1000:
+        return f"{edge / 1000:.3g}k" if edge < 1e6 else f"{edge / 1e6:.3g}M"
+    return format_short(float(f"{edge:.3g}" if edge >= 1 else f"{edge:.2g}"))
+
+
+def format_number(value: float | None) -> str:
+    """Formats a number with few digits: `1,204`, `0.0317`, `28`."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def draw_interval_chart(

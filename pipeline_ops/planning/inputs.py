@@ -13,6 +13,10 @@ it. What can fail the comparison belongs to the fingerprint: the reference's sch
 rest is only reported, so another champion is no reason to make a data set again. Damaged data sets
 count as absent.
 
+Requests: an evaluation that compares the training data with the requests to the model in service
+gets their counts in its own request, as they are when it is planned. Their digest is in its
+fingerprint. No other task depends on them.
+
 Warm start: the digest of the initial weights (`train.warm_start`) is in the fingerprint. It is the
 SHA-256 of a file, also of one in a bundle. `champion` is the model in service when the training is
 planned.
@@ -39,10 +43,12 @@ from pipeline_ops.artifacts.manifest import (
     find_damage,
     read_manifest,
 )
+from pipeline_ops.artifacts.serving_statistics import ServingStatistics
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics
 from pipeline_ops.registry.weights import find_bundle, find_checkpoint
 from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import open_near
@@ -192,6 +198,14 @@ def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
         compared_with = champion.read_manifest().figures["compared_with"]
         champion = next((v for v in registry.list_versions() if v.number == compared_with), None)
     return Input(uri=champion.uri, digest=champion.read_manifest().digest) if champion else None
+
+
+def find_serving_statistics(config: PipelineConfig) -> ServingStatistics | None:
+    """Returns the counts of the requests to the model in service, if the evaluation needs them."""
+    comparison = config.evaluate.serving_comparison
+    if comparison is None:
+        return None
+    return read_statistics(locate_statistics(config.registry), comparison.days, time.time())
 
 
 def find_previous_evaluation(layout: Layout, fingerprint: Fingerprint) -> Input | None:

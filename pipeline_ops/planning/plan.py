@@ -20,7 +20,13 @@ from pipeline_ops.artifacts.manifest import (
     find_damage,
     read_manifest,
 )
-from pipeline_ops.artifacts.results import LAST_EVALUATION, TEST_SPLIT, ModelFigures
+from pipeline_ops.artifacts.results import (
+    LAST_EVALUATION,
+    SERVING_STATISTICS,
+    TEST_SPLIT,
+    ModelFigures,
+)
+from pipeline_ops.artifacts.serving_statistics import ServingStatistics
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.jobs.places.open_place import open_place
@@ -33,12 +39,14 @@ from pipeline_ops.planning.inputs import (
     find_dataset,
     find_previous_evaluation,
     find_reference,
+    find_serving_statistics,
     find_warm_start,
 )
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.request_cache import cache_requests, prefetch, request_once
 from pipeline_ops.storage.store_path import StorePath
@@ -160,6 +168,8 @@ def _plan_evaluate(run: _Run) -> JobPlan:
         inputs["champion"] = champion
     dataset = read_manifest(open_near(run.config.root, run.manifests["preprocess"]))
     digests = _digests(inputs) | {TEST_SPLIT: compute_split_digest(dataset, "test")}
+    if serving := find_serving_statistics(run.config):
+        digests[SERVING_STATISTICS] = compute_digest(serving.model_dump(mode="json"))
     fingerprint = _fingerprint(
         "evaluate",
         run,
@@ -170,7 +180,7 @@ def _plan_evaluate(run: _Run) -> JobPlan:
     _prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
     if previous := find_previous_evaluation(run.layout, fingerprint):
         inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint
-    return _decide(_request("evaluate", run, fingerprint, inputs), run)
+    return _decide(_request("evaluate", run, fingerprint, inputs, serving=serving), run)
 
 
 def _plan_export(run: _Run) -> JobPlan:
@@ -219,6 +229,7 @@ def _request(
     inputs: Mapping[str, Input],
     resolved: Mapping[str, Any] = MappingProxyType({}),
     hosts: Hosts | None = None,
+    serving: ServingStatistics | None = None,
 ) -> Request:
     """Makes the request of a job. `resolved` replaces values of its section of the config."""
     config, section = run.config, getattr(run.config, job)
@@ -233,6 +244,7 @@ def _request(
         root=str(config.root),
         artifact=str(run.layout.artifact(job, fingerprint.digest)),
         fingerprint=fingerprint,
+        serving=serving,
         deadline_seconds=section.timeout_seconds,
     )
 

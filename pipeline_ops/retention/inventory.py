@@ -15,6 +15,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.serving_statistics import SUFFIX
 from pipeline_ops.registry.versions import read_manifests
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import Entry, StorePath
@@ -307,7 +308,8 @@ def _add_versions(config: PipelineConfig, inventory: Inventory) -> None:
     models = config.root / "models"
     locations = {str(config.registry): config.registry}
     try:
-        folders = (models / each.name for each in models.list_folder() if each.is_folder)
+        names = (each.name for each in models.list_folder() if each.is_folder)
+        folders = (models / name for name in names if not name.endswith(SUFFIX))
         locations |= {str(folder): folder for folder in folders}
     except DataError as error:
         inventory.problems.append(str(error))

@@ -51,6 +51,12 @@ metric: accuracy, min_skill: 0.0
     greater than 0
 metric: accuracy, min_skill: 1.1
     less than or equal to 1
+metric: serving_skew, max_regression: 0.1
+    serving_skew is already a distance to the requests in production. Use at_most
+metric: serving_skew, at_least: 0.1
+    lower-is-better
+metric: serving_skew, at_most: 1.5
+    lies between 0 and 1
 metric: drift, min_skill: 0.1
     got it with drift. Use at_most
 metric: calibration_error, min_skill: 0.1

@@ -46,7 +46,7 @@ metric: accuracy -> metric: mAR
     evaluate.gate.0.metric: unknown name 'mAR'; valid names are accuracy, average_precision,
     calibration_error, drift, f1, latency_milliseconds, macro_average_precision, macro_f1,
     macro_precision, macro_recall, macro_roc_auc, model_bytes, precision, recall, roc_auc,
-    top_k_accuracy, worst_class_recall, and a metric of your own is named as
+    serving_skew, top_k_accuracy, worst_class_recall, and a metric of your own is named as
 digits_cnn -> digits_cnn\n  strategy: one_device\n  workers: 2
     small.yaml:6: train: strategy one_device has
 digits_cnn -> digits_cnn\n  min_workers: 2

@@ -15,12 +15,14 @@ PAGE = (CODE_ROOT / "docs" / "gate.md").read_text()
 
 
 def test_the_example_is_a_config():
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    text, section = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     config = Evaluate.model_validate(yaml.safe_load(text)["evaluate"])
-    assert len(config.gate) == 12 and len(config.slices) == 3 and config.approval is not None
+    assert len(config.gate) == 13 and len(config.slices) == 3 and config.approval is not None
+    values = yaml.safe_load(text)["evaluate"] | yaml.safe_load(section)["evaluate"]
+    assert Evaluate.model_validate(values).serving_skew is not None
 
 
 def test_every_metric_and_every_bound_is_named():
     metrics = get_args(Rule.model_fields["metric"].annotation)
-    assert len(metrics) == 29 and [name for name in metrics if f"`{name}`" not in PAGE] == []
+    assert len(metrics) == 30 and [name for name in metrics if f"`{name}`" not in PAGE] == []
     assert [name for name in Rule.model_fields if name not in PAGE] == []

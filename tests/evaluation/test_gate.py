@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline_ops.artifacts.results import ClassFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.artifacts.results import (
+    ClassFigures,
+    ModelEvaluation,
+    RuleVerdict,
+    ServingFigures,
+    SkewDistance,
+)
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import judge
@@ -29,6 +35,15 @@ def evidence(
     ]
     whole = Group(100, *models, baseline=baseline or {})
     return {"whole": whole, "no_champion_reason": why, **more}
+
+
+def asked(**distances: float) -> ServingFigures:
+    """Requests at these distances from the training data, the largest one first."""
+    found = [
+        SkewDistance(feature=feature, jensen_shannon=value, l_infinity=value, is_above=False)
+        for feature, value in distances.items()
+    ]
+    return ServingFigures(num_images=500, distances=found)
 
 
 def judge_values(rule: Rule, challenger: float, champion: float | None) -> RuleVerdict:
@@ -298,6 +313,30 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
 )
 def test_drift_is_held_to_a_bound(drift, passed, text):
     [verdict] = judge([Rule(metric="drift", at_most=0.1)], **evidence({}, drift=drift))
+    assert (verdict.passed, verdict.text) == (passed, text)
+
+
+@pytest.mark.parametrize(
+    "serving, passed, text",
+    [
+        (asked(brightness=0.05), True, "serving_skew of brightness 0.0500 is at most 0.1000"),
+        (asked(image_width=0.2), False, "serving_skew of image width 0.2000 is above 0.1000"),
+        (asked(labels=0.2), False, "serving_skew of classes 0.2000 is above 0.1000"),
+        (
+            ServingFigures(num_images=3, problem="3 images were requested"),
+            True,
+            "serving_skew is unknown: 3 images were requested",
+        ),
+        (
+            None,
+            True,
+            "serving_skew is unknown: no requests to the model in service were counted",
+        ),
+    ],
+)
+def test_the_largest_distance_of_requests_is_held_to_a_bound(serving, passed, text):
+    rule = Rule(metric="serving_skew", at_most=0.1)
+    [verdict] = judge([rule], **evidence({}, serving=serving))
     assert (verdict.passed, verdict.text) == (passed, text)
 
 

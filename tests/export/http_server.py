@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import uvicorn
 
+from pipeline_ops.served.requests import ServerStatistics
 from pipeline_ops.served.server.rest import TensorSpec
 from pipeline_ops.served.server.server import Service, listen, make_server
 
@@ -74,10 +75,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*allowed_hosts: str) -> Iterator[Running]:
+def running(*allowed_hosts: str, statistics: ServerStatistics | None = None) -> Iterator[Running]:
     loaded = Loaded()
     listener = listen("127.0.0.1", 0)
-    service = Service("digits", "champion", loaded)
+    service = Service("digits", "champion", loaded, statistics)
     server = make_server(service, allowed_hosts or ("*",))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

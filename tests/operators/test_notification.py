@@ -24,7 +24,7 @@ from upstream_artifacts import copy_artifacts
 from pipeline_ops.artifacts.dataset import STATISTICS
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import NAME, list_files, write_manifest
-from pipeline_ops.artifacts.results import RuleVerdict
+from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
@@ -35,6 +35,7 @@ from pipeline_ops.operators.notification import (
     notify_drift,
     notify_failure,
     notify_late,
+    notify_skew,
 )
 from pipeline_ops.operators.task_run import TaskRun
 from pipeline_ops.operators.tasks import EvaluateOperator
@@ -180,6 +181,41 @@ def test_drift_is_told_feature_by_feature_and_no_drift_or_no_reference_is_not(tm
     assert letter["verdict"] == verdict
     [rule] = letter["rules"]
     assert (rule["subject"], rule["value"], rule["bound"]) == ("brightness", 0.3, 0.1)
+
+
+@pytest.mark.parametrize(
+    "section, distance, told",
+    [({"days": 1}, 0.3, True), ({"days": 1}, 0.02, False), (None, 0.3, False)],
+)
+def test_requests_that_differ_from_training_are_told_like_a_drift(
+    tmp_path, mailbox, section, distance, told
+):
+    changes = {"evaluate.serving_skew": section} if section else {}
+    config = load_config(notifying(tmp_path, to(mailbox), **changes))
+    skew = {"feature": "red", "jensen_shannon": distance, "l_infinity": 0.01, "is_above": False}
+    model = ModelEvaluation(metrics={}, classes=[], confusion=[])
+    figures = EvaluationFigures(
+        num_examples=1,
+        challenger=model,
+        champion=None,
+        champion_version=None,
+        gate_passed=True,
+        rules=[],
+        serving={"num_images": 500, "distances": [skew]},
+    )
+    (tmp_path / "made").mkdir()
+    write_manifest(tmp_path / "made", make_manifest(job="evaluate", figures=figures))
+    notify_skew(TaskRun(config, {"run_id": "one"}), open_path(tmp_path / "made" / NAME))
+    assert [(letter["event"], letter["verdict"]) for letter in letters(mailbox)] == told * [
+        (
+            "drift",
+            "the requests in production are further from the training data than "
+            "preprocess.drift allows: red",
+        )
+    ]
+    if told:
+        [rule] = letters(mailbox)[0]["rules"]
+        assert (rule["metric"], rule["text"][:24]) == ("serving_skew", "red differs from trainin")
 
 
 def test_a_run_that_is_late_is_told_with_what_is_done_and_one_that_has_ended_is_not(

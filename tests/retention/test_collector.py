@@ -89,6 +89,14 @@ def test_a_temporary_file_beside_the_runs_stays(pipeline):
     assert file.exists()
 
 
+def test_statistics_of_requests_beside_a_model_stay_and_are_no_model(pipeline):
+    name = "models/digits.requests/2026-11-20/101530-00.jsonl"
+    (pipeline.root / name).write(b"{")
+    report = pipeline.collect(NUM_DAYS + 400)
+    assert name in list_files(pipeline) and "artifact" in report.removed
+    assert (report.problems, report.others, report.foreign) == ([], [], [])
+
+
 def test_a_dry_run_changes_nothing(pipeline):
     before = {file.name for file in pipeline.root.walk()}
     report = collect(pipeline.config, Options(is_dry_run=True))

@@ -395,6 +395,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
             [{"metric": "recall", "of_class": "cross", "at_least": 0.6, "min_examples": 3}]
             + [{"metric": "accuracy", "at_least": 0.6}],
             [{"metric": "accuracy", "at_least": 0.6}, {"metric": "drift", "at_most": 0.5}],
+            [{"metric": "accuracy", "at_least": 0.6}, {"metric": "serving_skew", "at_most": 0.5}],
             [
                 {"metric": "accuracy", "at_least": 0.6},
                 {"metric": "latency_milliseconds", "at_most": 1e4},

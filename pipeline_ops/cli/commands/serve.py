@@ -12,7 +12,7 @@ from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
-from pipeline_ops.storage.open_store import make_store_environment, open_root
+from pipeline_ops.storage.open_store import make_store_environment, open_path
 
 
 def add_parser(commands: Commands) -> None:
@@ -46,6 +46,11 @@ def add_parser(commands: Commands) -> None:
         help="Host name that clients may use for the server, for example behind a proxy. "
         "Can be repeated.",
     )
+    parser.add_argument(
+        "--no-statistics",
+        action="store_true",
+        help="Do not count the requests for evaluate.serving_skew.",
+    )
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -74,7 +79,7 @@ def serve(arguments: argparse.Namespace) -> int:
         config = load_config(Path(name))
         name, versions = config.export.model, config.registry
     elif arguments.registry:
-        versions = open_root(f"{arguments.registry.rstrip('/')}/{name}")
+        versions = open_path(f"{arguments.registry.rstrip('/')}/{name}")
     else:
         raise ConfigError(
             f"serve: {name} is not a YAML file. For a model name, also pass --registry."
@@ -87,6 +92,9 @@ def serve(arguments: argparse.Namespace) -> int:
         *(f"--{option}={value}" for option, value in options.items()),
         f"--port={arguments.port}",
         *(f"--allow-host={host}" for host in arguments.allow_host),
+        *(["--no-statistics"] if arguments.no_statistics else []),
     ]
     sys.stdout.flush()
-    os.execve(argv[0], argv, os.environ | make_store_environment(versions))  # noqa: S606
+    # The statistics of requests are beside the versions.
+    environment = make_store_environment(versions.parent)
+    os.execve(argv[0], argv, os.environ | environment)  # noqa: S606

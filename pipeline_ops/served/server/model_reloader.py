@@ -20,6 +20,7 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.served.requests import ServerStatistics
 from pipeline_ops.served.server.rest import (
     BadRequest,
     TensorSpec,
@@ -76,10 +77,12 @@ class LoadedModel:
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
 
-def predict(model: LoadedModel, body: bytes | bytearray) -> dict[str, Any]:
+def predict(
+    model: LoadedModel, body: bytes | bytearray, statistics: ServerStatistics | None = None
+) -> dict[str, Any]:
     """Answers a predict request in TensorFlow Serving's REST form. Threads may call it at once.
 
-    Raises BadRequest if the client must change the request.
+    `statistics` counts the request. Raises BadRequest if the client must change the request.
     """
     with _parse_lock:  # JSON as Python objects takes ten times the memory of the body
         request = parse_predict_request(body, model.signatures)
@@ -87,6 +90,8 @@ def predict(model: LoadedModel, body: bytes | bytearray) -> dict[str, Any]:
         outputs = model.call_signature(request.signature, request.inputs)
     except ValueError as error:
         raise BadRequest(f"the model cannot process this: {error}") from None
+    if statistics:
+        statistics.add(model, request.inputs, outputs)
     return format_response(outputs, request.is_row)
 
 

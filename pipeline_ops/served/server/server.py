@@ -39,6 +39,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.served.requests import ServerStatistics
 from pipeline_ops.served.server.model_reloader import LoadedModel, ModelReloader, predict
 from pipeline_ops.served.server.rest import BadRequest
 
@@ -71,10 +72,18 @@ class Service:
     """Answers requests for one model. Several threads may call its methods at once.
 
     They raise BadRequest for a request that the client must change, or before a model is loaded.
+    `statistics` counts the requests.
     """
 
-    def __init__(self, name: str, alias: str, reloader: ModelReloader):
+    def __init__(
+        self,
+        name: str,
+        alias: str,
+        reloader: ModelReloader,
+        statistics: ServerStatistics | None = None,
+    ):
         self.name, self.alias, self.reloader = name, alias, reloader
+        self.statistics = statistics
 
     def get(self, path: str) -> Response:
         if path in _STATIC:
@@ -106,7 +115,8 @@ class Service:
                 f"only :predict is served, got {match['verb'] or 'nothing'}",
                 HTTPStatus.NOT_IMPLEMENTED,
             )
-        return _to_json_response(predict(self._find_model(match["version"]), body))
+        model = self._find_model(match["version"])
+        return _to_json_response(predict(model, body, self.statistics))
 
     def _report_health(self) -> Response:
         model = self.reloader.model
@@ -235,12 +245,15 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME")
+    parser.add_argument("--no-statistics", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     # Like Ctrl-C, so that the process ends in the same way.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reloader = ModelReloader(Registry(arguments.model), arguments.alias)
-    host, service = arguments.host, Service(arguments.name, arguments.alias, reloader)
+    statistics = None if arguments.no_statistics else ServerStatistics(arguments.model)
+    host = arguments.host
+    service = Service(arguments.name, arguments.alias, reloader, statistics)
     try:
         listener = listen(host, arguments.port)
     except OSError as error:
@@ -260,9 +273,17 @@ def main() -> int:
             file=sys.stderr,
         )
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}/", flush=True)
+    if statistics:
+        print(
+            f"statistics of requests, without images, go to {statistics.folder}. "
+            "--no-statistics turns them off.",
+            file=sys.stderr,
+        )
     reloader.start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    if statistics:
+        statistics.close()
     return 0
 
 

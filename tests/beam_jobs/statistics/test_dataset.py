@@ -8,14 +8,11 @@ from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.dataset import (
-    LABELS,
     SplitStatistics,
     compute_distances,
     find_duplicates,
-    jensen_shannon,
-    l_infinity,
 )
-from beam_jobs.statistics.summary import Histogram
+from pipeline_ops.artifacts.features import LABELS, Histogram, jensen_shannon, l_infinity
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.raw_data.raw_file import RawFile
 

@@ -17,7 +17,7 @@ from beam_jobs.statistics.imbalance import (
     compute_probability,
     find_imbalance,
 )
-from beam_jobs.statistics.summary import Histogram
+from beam_jobs.statistics.summary import measure_histogram
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
 
@@ -59,7 +59,7 @@ def test_tiles_and_copies_of_an_image_count_as_one_draw():
 
 
 def test_boxes_of_an_image_count_by_their_clusters():
-    boxes = Histogram.measure("boxes_per_image", [1, 1, 10])
+    boxes = measure_histogram("boxes_per_image", [1, 1, 10])
     same = dict.fromkeys(SPLITS, 10)
     assert compute_dispersion(same, same, boxes_per_image=boxes) == pytest.approx(102 / 12)
 

@@ -10,17 +10,17 @@ import pytest
 
 from beam_jobs.stages.stage import Box, Example
 from beam_jobs.statistics.summary import (
-    FEATURES,
-    Histogram,
     MeasurementAccumulator,
     Measurements,
     decode_measurements,
     encode_measurements,
     measure_brightness_and_contrast,
+    measure_channels,
     measure_example,
-    merge_histograms,
+    measure_histogram,
     merge_measurements,
 )
+from pipeline_ops.artifacts.features import FEATURES, Histogram, merge_histograms
 
 
 def example(
@@ -47,6 +47,26 @@ def test_of_a_large_image_evenly_spread_rows_are_measured():
     image = np.zeros((1000, 30, 3), np.uint8)
     image[500:] = 200
     assert measure_brightness_and_contrast(image) == pytest.approx((100, 100), abs=2)
+
+
+def test_swapped_channels_of_colour_images_are_seen_and_grey_images_have_none():
+    image = example(2, (70, 30, 3)).image
+    image[..., 2] //= 4
+    for pixels in (image, image[..., ::-1]):
+        means = measure_channels(pixels)
+        assert means == pytest.approx(pixels.mean((0, 1)), abs=1e-5)
+    assert means[0] < 50 < means[2]
+    assert measure_channels(example(2, (7, 3, 1)).image) is None
+    features = measure(example(), example(shape=(20, 40, 1))).features
+    assert [features[name].count for name in ("red", "blue", "brightness")] == [1, 1, 2]
+
+
+def test_a_histogram_of_single_values_is_that_of_all():
+    values = np.random.default_rng(1).lognormal(0, 2, 300).tolist()
+    histogram = Histogram.make_empty("box_aspect")
+    for value in values:
+        histogram.add("box_aspect", value)
+    assert histogram == measure_histogram("box_aspect", values)
 
 
 def test_a_raw_image_is_measured_as_it_was_before_the_stages():
@@ -146,12 +166,12 @@ def test_a_value_is_counted_as_numpy_counts_it(feature):
     edges = FEATURES[feature].edges
     values = [0.0, *edges, *(edge * 1.001 for edge in edges), edges[-1] * 100]
     wanted = np.histogram(values, [-math.inf, *edges, math.inf])[0].tolist()
-    assert Histogram.measure(feature, values).counts == wanted
+    assert measure_histogram(feature, values).counts == wanted
 
 
 def test_the_moments_are_those_of_numpy():
     values = np.random.default_rng(1).uniform(0, 255, 5000).round(6)
-    histogram = Histogram.measure("brightness", values.tolist())
+    histogram = measure_histogram("brightness", values.tolist())
     assert histogram.mean("brightness") == pytest.approx(values.mean(), abs=1e-9)
     assert histogram.deviation("brightness") == pytest.approx(values.std(), abs=1e-9)
     assert (histogram.minimum, histogram.maximum) == (values.min(), values.max())
@@ -159,20 +179,20 @@ def test_the_moments_are_those_of_numpy():
 
 def test_a_small_deviation_around_a_large_mean_does_not_cancel():
     values = [254.000001, 254.000003]
-    assert Histogram.measure("brightness", values).deviation("brightness") == pytest.approx(1e-6)
+    assert measure_histogram("brightness", values).deviation("brightness") == pytest.approx(1e-6)
 
 
 def test_parts_add_up_to_the_whole_to_the_last_digit_in_any_order():
     values = [random.Random(3).uniform(0, 2) for _ in range(300)]
     parts = [
-        Histogram.measure("box_aspect", values[start : start + 7]) for start in range(0, 300, 7)
+        measure_histogram("box_aspect", values[start : start + 7]) for start in range(0, 300, 7)
     ]
     random.Random(4).shuffle(parts)
-    assert merge_histograms(parts) == Histogram.measure("box_aspect", values)
+    assert merge_histograms(parts) == measure_histogram("box_aspect", values)
 
 
 def test_nothing_adds_nothing():
-    some, none = Histogram.measure("image_width", [20, 30]), Histogram([0] * 22)
+    some, none = measure_histogram("image_width", [20, 30]), Histogram([0] * 22)
     assert merge_histograms([some, none]) == some
     assert none.mean("image_width") is None
     assert none.deviation("image_width") is None

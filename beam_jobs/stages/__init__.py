@@ -156,13 +156,14 @@ def describe_stages(config: Preprocess) -> list[StageFigures]:
             name=stage.name,
             parameters=stage.model_dump(mode="json")["parameters"],
             served=stage.served or ("in_graph" if find_stage(stage.name).serve else "unchanged"),
-            code=_digest_code(stage.name),
+            code=digest_code(stage.name),
         )
         for stage in config.stages
     ]
 
 
-def _digest_code(name: str) -> str:
+def digest_code(name: str) -> str:
+    """A digest of the source files of a stage. Comments and docstrings do not count."""
     if stage := CATALOGUE.get(name):
         return digest_file(Path(inspect.getfile(stage.function)))
     return compute_digest(digest_stage_code([name]))

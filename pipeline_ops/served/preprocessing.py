@@ -4,7 +4,7 @@ Each stage that changes pixels has a TensorFlow function beside its NumPy functi
 In the order of the config they become a part of the SavedModel. If the config leaves one of them to
 the client, the same Python stages run there, by `prepare`.
 
-This is the only module outside of `beam_jobs` that runs stages (decision 167).
+This is the only module outside of `beam_jobs` that runs stages (decision 168).
 
 Legend: H W C one image, T images that a stage such as `tile` made of one.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from beam_jobs.stages import CATALOGUE, BoundStage, bind_stages, resize, run_stages
+from beam_jobs.stages import CATALOGUE, BoundStage, bind_stages, digest_code, resize, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.artifacts.dataset import DatasetFigures, StageFigures
 from pipeline_ops.config.preprocess import StageConfig
@@ -125,6 +125,16 @@ class Preprocessing:
         """Takes an image, uint8, after all stages, perhaps of a data set with another size."""
         last = [stage for stage in self._bound if stage.name == "resize"][-1:]
         return _serve(last, image_HWC, image_shape, self.has_boxes)
+
+    def check_code(self) -> None:
+        """Raises ConfigError if a stage is installed with other code than in preprocessing."""
+        for stage in self.stages:
+            is_used = stage.served != "unchanged"
+            if is_used and stage.code and digest_code(stage.name) != stage.code:
+                raise ConfigError(
+                    f"the stage {stage.name} is installed with other code than the one that made "
+                    "the training data. Install the version of that time, or train again"
+                )
 
     def prepare(self, image_bytes: bytes) -> np.ndarray:
         """Runs the Python stages on a raw file. Returns uint8 [T, H, W, C].

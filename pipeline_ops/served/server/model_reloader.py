@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.served import contract
+from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.served.requests import ServerStatistics
 from pipeline_ops.served.server.rest import (
     BadRequest,
@@ -59,6 +61,12 @@ class LoadedModel:
             }
             for signature, function in self._model.signatures.items()
         }
+        self._preprocessing = Preprocessing.read(folder)
+        self._prepares = bool(self._preprocessing.client_stages)
+        if self._prepares:  # for the callers of this server
+            self._preprocessing.check_code()
+            files = TensorSpec(np.dtype(object), (None,))
+            self.signatures[contract.SERVING_DEFAULT] = {contract.IMAGE_BYTES: files}
 
     def call_signature(
         self, signature: str, inputs: Mapping[str, np.ndarray]
@@ -66,6 +74,9 @@ class LoadedModel:
         """Runs a signature. Raises ValueError for inputs that the model cannot process."""
         from pipeline_ops.input.tensorflow_start import tf
 
+        if self._prepares and signature == contract.SERVING_DEFAULT:
+            images = self.prepare(inputs[contract.IMAGE_BYTES].tolist())
+            signature, inputs = contract.IMAGES, {contract.IMAGES: images}
         tensors = {
             name: tf.constant(value.tolist() if value.dtype == object else value)
             for name, value in inputs.items()
@@ -75,6 +86,19 @@ class LoadedModel:
         except tf.errors.OpError as error:
             raise ValueError(summarize_error(error)) from error
         return {name: output.numpy() for name, output in sorted(outputs.items())}
+
+    def prepare(self, files: Sequence[bytes]) -> np.ndarray:
+        """Does the client's preprocessing. Returns float32 [N, H, W, C].
+
+        Raises ValueError for a file that a stage rejects, or makes several images of.
+        """
+        try:
+            images = [self._preprocessing.prepare(file) for file in files]
+        except DataError as error:
+            raise ValueError(str(error)) from None
+        if any(len(each) != 1 for each in images):
+            raise ValueError("a stage makes several images of one. Prepare them, and send `images`")
+        return np.concatenate(images).astype(np.float32)
 
 
 def predict(

@@ -52,7 +52,7 @@ def try_stages(source: SourceData) -> None:
 
     A few images are tried, some of each suffix. The builders of shards look at all.
     """
-    if all(stage.may_change_pixels for stage in source.stages[1:]):
+    if all(stage.unserved_in is None for stage in source.stages[1:]):
         return
     stages = [source.stages[0], *map(_TriedStage.wrap, source.stages[1:])]
     tried: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class _TriedStage(BoundStage):
 
     @classmethod
     def wrap(cls, stage: BoundStage) -> BoundStage:
-        return stage if stage.may_change_pixels else cls(**vars(stage))
+        return cls(**vars(stage)) if stage.unserved_in else stage
 
     def __call__(self, example: Example) -> list[Example]:
         results = super().__call__(example.replace(pixels=example.image.copy()))

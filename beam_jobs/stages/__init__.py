@@ -133,17 +133,20 @@ def _find_serve(module: types.ModuleType, parameters: Any) -> Any:
     return serve if taken is parameters else None
 
 
-def bind_stages(stages: Iterable[StageConfig], config_file: Path = Path()) -> list[BoundStage]:
-    """The stages of a checked config, ready to run. The file is for messages."""
+def bind_stages(stages: Iterable[StageConfig], config_file: Path | None = None) -> list[BoundStage]:
+    """The stages of a checked config, ready to run.
+
+    With the file of the config, they check that they are served: one that is not may not change
+    pixels of examples for validation and test.
+    """
     found = [(config, find_stage(config.name)) for config in stages]
     return [
         BoundStage(
             config.name,
             stage,
             stage.parameters(**config.parameters),
-            may_change_pixels=stage.serve is not None or config.served == "by_client",
-            position=position,
-            config_file=config_file,
+            position,
+            None if stage.serve or config.served == "by_client" else config_file,
         )
         for position, (config, stage) in enumerate(found)
     ]
@@ -258,16 +261,15 @@ class StageFailed(TrainyardError):
 class BoundStage:
     """A stage with its parameters, ready to run.
 
-    `may_change_pixels`: also those of examples for validation and test, because a published model
-    or its clients do the same. `position` is the stage's own in the config.
+    `position` is its own in the config. `unserved_in` is the file of the config, for a stage that
+    may not change pixels of examples for validation and test, or None.
     """
 
     name: str
     stage: Stage
     parameters: Any
-    may_change_pixels: bool = True
     position: int = 0
-    config_file: Path = Path()
+    unserved_in: Path | None = None
 
     def __call__(self, example: Example) -> list[Example]:
         """Runs the stage on one example.
@@ -298,7 +300,7 @@ class BoundStage:
 
     def check_pixels(self, before: Example, after: Sequence[Example]) -> None:
         """Raises ConfigError if the stage has made a change that it may not make."""
-        if self.may_change_pixels or before.split == "train" or not before.has_pixels:
+        if self.unserved_in is None or before.split == "train" or not before.has_pixels:
             return
         if len(after) > 1:
             change = f"makes {len(after)} examples of {before.key}"
@@ -311,7 +313,7 @@ class BoundStage:
             f"{change}, but a published model would not do this to a raw image. "
             f"{self._list_cures()}. docs/add-a-stage.md describes how a stage is served."
         )
-        raise_problems([(location, rule)], self.config_file)
+        raise_problems([(location, rule)], self.unserved_in)
 
     def _list_cures(self) -> str:
         leave = "write `served: by_client` beside its name if clients of the model run the stages"

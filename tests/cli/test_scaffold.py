@@ -128,10 +128,8 @@ def test_nothing_is_overwritten_and_nothing_written_beside_it(
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(
-            ("new-stage", name)
-            for name in ("Big", "a-b", "class", "resize", "stage", "serve", "2d", "")
-        ),
+        *(("new-stage", name) for name in ("Big", "a-b", "class", "resize", "serve", "2d", "")),
+        ("new-stage", "stage"),
         *(("new-source", name) for name in ("Big", "a-b", "class", "voc", "json", "2d", "")),
     ],
 )

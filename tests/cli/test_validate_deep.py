@@ -58,6 +58,30 @@ def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsy
     assert len(list(verdict.parent.iterdir())) == 2  # without the loss, it is another training
 
 
+INVERT = """
+from beam_jobs.stages.stage import Example, parameters
+
+@parameters
+class Invert:
+    pass
+
+def invert(example: Example, parameters: Invert) -> Example:
+    return example.with_image(255 - example.image)
+"""
+
+
+def test_a_stage_that_changes_pixels_and_is_not_served_is_refused(pictures, capsys, monkeypatch):
+    (pictures.parent / "own_inverting.py").write_text(INVERT)
+    monkeypatch.syspath_prepend(pictures.parent)
+    stage = "{name: own_inverting:invert%s}"
+    chain = "preprocess.stages=[{decode: {channels: 1}}, %s, {resize: {height: 28, width: 28}}]"
+    code, output = deep(capsys, pictures, chain % stage % "")
+    assert code == 78
+    assert "preprocess.stages.1.own_inverting:invert: changes pixels of " in output
+    code, output = deep(capsys, pictures, chain % stage % ", served: by_client")
+    assert code == 0, output
+
+
 @pytest.mark.airflow
 @pytest.mark.parametrize("name", ["layer", "Subclassed", "single"])
 def test_a_model_that_returns_probabilities_is_accepted(user_package, pictures, capsys, name):

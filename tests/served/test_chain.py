@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from job_chain import run_jobs
-
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.registry.registry import Registry
 
 pytestmark = pytest.mark.training
 EXAMPLE = Path(__file__).parents[2] / "configs/digits.yaml"

@@ -95,7 +95,7 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
     this process.
     """
     files = [record.file for record, _ in references.files[:_NUM_SERVED]]
-    if not files:
+    if not files or references.preprocessing.splits and not references.model.takes_files:
         return
     wanted = references.answer_files(files)
     images = [{"b64": base64.b64encode(file).decode()} for file in files]

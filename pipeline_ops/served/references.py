@@ -232,9 +232,14 @@ class References:
             compare(found[:_NUM_API], self._detect_as_api(files[:_NUM_API]), rule, name)
 
     def answer_files(self, files: Sequence[bytes]) -> np.ndarray:
-        """Returns the packed answers of a model that takes raw files."""
-        inputs = {contract.IMAGE_BYTES: np.array(files, object)}
-        return self.pack(self.model.call_signature(contract.SERVING_DEFAULT, **inputs))
+        """Returns the packed answers to raw files, which are prepared if the client has to."""
+        if self.model.takes_files:
+            inputs = {contract.IMAGE_BYTES: np.array(files, object)}
+            return self.pack(self.model.call_signature(contract.SERVING_DEFAULT, **inputs))
+        images = np.concatenate([self.preprocessing.prepare(file) for file in files])
+        return self.pack(
+            self.model.call_signature(contract.IMAGES, images=images.astype(np.float32))
+        )
 
     def _detect_as_api(self, files: Sequence[bytes]) -> np.ndarray:
         """Answers to decoded images, one by one, because their sizes differ."""

@@ -82,7 +82,6 @@ def write_images(folder: Path) -> list[Path]:
 def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_finds(
     candidate, tmp_path
 ):
-    import tensorflow as tf
 
     folder, model, head = candidate
     files = write_images(tmp_path)
@@ -97,20 +96,23 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
     answer = {
         name: np.array(value) for name, value in json.loads(run.stdout.splitlines()[-1]).items()
     }
-    images = [
-        tf.image.resize(
-            tf.cast(tf.io.decode_image(file.read_bytes(), 1, expand_animations=False), tf.float32),
-            (128, 128),
-            antialias=True,
-        )
-        for file in files
-    ]
-    expected = head.detect(model(tf.stack(images), training=False))
+    images = [prepare(file.read_bytes()) for file in files]
+    expected = head.detect(model(np.stack(images), training=False))
     assert set(answer) == {"boxes", "scores", "classes", "num_detections"}
     assert answer["num_detections"].min() >= 5
     for name, value in expected._asdict().items():
         assert answer[name] == pytest.approx(value.numpy(), abs=1e-5), name
     assert answer["boxes"].min() >= 0 and answer["boxes"].max() <= 1
+
+
+def prepare(file: bytes) -> np.ndarray:
+    """As the stages do it: float32 [128, 128, 1]."""
+    from beam_jobs.stages.decode import Decode, decode
+    from beam_jobs.stages.resize import Resize, resize
+    from beam_jobs.stages.stage import Example
+
+    decoded = decode(Example("", "", file), Decode(channels=1))
+    return resize(decoded, Resize(height=128, width=128)).image.astype(np.float32)
 
 
 def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp_path):
@@ -142,22 +144,26 @@ def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp
 
 
 def test_an_export_in_which_the_signature_of_the_api_differs_is_refused(candidate):
-    from pipeline_ops.served.references import AgreementRule, References
+    from pipeline_ops.served.client import RawRecord
+    from pipeline_ops.served.references import References
 
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
+    references.files = [
+        (RawRecord(f"{number}.png", image, "PNG", [f"{number}.png"], [image]), number)
+        for number, image in enumerate(references.encoded[:12])
+    ]
+    assert references.check_files().max_difference == 0
     call = references.model.call_signature
 
-    class Other:
-        def call_signature(self, name, **inputs):
-            answer = call(name, **inputs)
-            if name == "detection_api":
-                answer["detection_classes"] = answer["detection_classes"] + 1
-            return answer
+    def call_other(name, **inputs):
+        answer = call(name, **inputs)
+        if name == "detection_api":
+            answer["detection_classes"] = answer["detection_classes"] + 1
+        return answer
 
-    references.model = Other()
-    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
+    references.model.call_signature = call_other
     with pytest.raises(DataError, match="the signature detection_api of the SavedModel is not"):
-        references.check_saved_model(rule)
+        references.check_files()
 
 
 def test_the_label_map_travels_with_a_detector(candidate):
@@ -175,11 +181,12 @@ def test_the_label_map_travels_with_a_detector(candidate):
 
 
 def test_export_accepts_the_candidate_and_no_other(candidate):
-    from pipeline_ops.served.references import AgreementRule, References
+    from pipeline_ops.export.check import choose_rule
+    from pipeline_ops.served.references import References
 
-    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
+    rule = choose_rule("saved_model", Export(model="scenes"))
     references = References(candidate[0], candidate[0] / SAVED_MODEL, 10, "detection")
-    agreement = references.check_saved_model(rule)
+    agreement = references.check_prepared(rule)
     assert (
         agreement.num_checked == 30
         and agreement.top1_agreement == 1.0
@@ -190,13 +197,14 @@ def test_export_accepts_the_candidate_and_no_other(candidate):
     with pytest.raises(
         DataError, match="is not the model that was trained: on 30 test images a number differs by"
     ):
-        references.check_saved_model(rule)
+        references.check_prepared(rule)
 
 
 def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
-    from pipeline_ops.served.references import AgreementRule, compare
+    from pipeline_ops.export.check import choose_rule
+    from pipeline_ops.served.references import compare
 
-    rule = AgreementRule.for_format("saved_model", Export(model="scenes"))
+    rule = choose_rule("saved_model", Export(model="scenes"))
     one = np.zeros([1, 3, 6], np.float32)
     one[0, :2] = [[0.1, 0.1, 0.2, 0.2, 0.5, 1], [0.5, 0.5, 0.9, 0.9, 0.49999, 0]]
     assert compare(one, one[:, [1, 0, 2]], rule, "it").max_difference < 1e-4
@@ -207,7 +215,8 @@ def test_two_detections_of_nearly_the_same_score_may_come_in_any_order():
 
 
 def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_images():
-    from pipeline_ops.served.references import AgreementRule, compare
+    from pipeline_ops.export.check import choose_rule
+    from pipeline_ops.served.references import compare
 
     config = Export(model="scenes", box_agreement=0.9)
     one = np.zeros([20, 3, 6], np.float32)
@@ -215,14 +224,14 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
     other[4, 0, :4] += 0.05
     agreement = compare(
-        one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"
+        one, other, choose_rule("tflite", config, "detection"), "the format tflite"
     )
     assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
     with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
         compare(
             one,
             other,
-            AgreementRule.for_format("saved_model", config, "detection"),
+            choose_rule("saved_model", config, "detection"),
             "the SavedModel",
         )
     other[5:9, 0, :4] += 0.05
@@ -231,7 +240,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
         match=r"75\.0% of the answers are the same, export\.box_agreement requires 90\.0%",
     ):
         compare(
-            one, other, AgreementRule.for_format("tflite", config, "detection"), "the format tflite"
+            one, other, choose_rule("tflite", config, "detection"), "the format tflite"
         )
 
 

@@ -180,8 +180,11 @@ def to_grey(color: Sequence[int]) -> int:
 
 def list_shards(manifest: Manifest, split: str) -> list[ManifestFile]:
     """The shards of a split, in order."""
-    files = (file for file in manifest.files if file.path.endswith(".tfrecord"))
-    return [file for file in files if file.path.startswith(f"{split}-")]
+    return [file for file in manifest.files if is_shard(file.path, split)]
+
+
+def is_shard(path: str, split: str) -> bool:
+    return path.startswith(f"{split}-") and path.endswith(".tfrecord")
 
 
 def compute_split_digest(manifest: Manifest, split: str) -> str:

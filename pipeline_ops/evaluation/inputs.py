@@ -30,6 +30,7 @@ from pipeline_ops.artifacts.dataset import (
     IndexEntry,
     compute_split_digest,
     is_raw_test_file,
+    is_shard,
     iterate_index,
     list_raw_test_paths,
     list_removed_positions,
@@ -191,7 +192,7 @@ def read_inputs(request: Request) -> Inputs:
 def _is_needed(path: str) -> bool:
     """Returns whether an evaluation reads a file of its data set."""
     description = QUARANTINE, INDEX, STATISTICS
-    return path.startswith("test-") or is_raw_test_file(path) or path in description
+    return is_shard(path, "test") or is_raw_test_file(path) or path in description
 
 
 def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:

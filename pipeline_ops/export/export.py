@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from pipeline_ops.artifacts.dataset import is_shard
 from pipeline_ops.artifacts.manifest import (
     Manifest,
     check_files,
@@ -216,7 +217,7 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
     num_classes = len(model.figures.class_names)
     dataset = model.training.inputs["preprocess"]
     if "tflite_int8" in config.formats:
-        dataset = fetch_input(dataset, lambda path: path.startswith("train-"))
+        dataset = fetch_input(dataset, lambda path: is_shard(path, "train"))
     with run_converter(folder, dataset.uri, converted, num_classes) as wait:
         progress.report("check", message="comparing the SavedModel with the trained model")
         references = References(model.folder, folder, num_classes, model.figures.task)

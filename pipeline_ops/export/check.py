@@ -21,9 +21,9 @@ from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_format
 from pipeline_ops.served import contract
+from pipeline_ops.served.http.model_reloader import LoadedModel, predict
+from pipeline_ops.served.http.rest import BadRequest
 from pipeline_ops.served.references import AgreementRule, References, compare
-from pipeline_ops.served.server.model_reloader import LoadedModel, predict
-from pipeline_ops.served.server.rest import BadRequest
 
 _NUM_SERVED = 16
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3

@@ -26,7 +26,7 @@ from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.artifacts.dataset import DatasetFigures, StageFigures
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.served import contract
+from pipeline_ops.served.contract import PREPROCESSING
 from pipeline_ops.storage.parsing import parse_json_as
 from pipeline_ops.user_code.modules import locate_error
 
@@ -81,7 +81,7 @@ class Preprocessing:
 
         Versions that were published before it was an asset decode and stretch, or say nothing.
         """
-        file = folder / "assets" / contract.PREPROCESSING
+        file = folder / "assets" / PREPROCESSING
         if not file.exists():
             return cls()
         found = parse_json_as(_Asset, file.read_bytes(), file)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import uvicorn
 
+from pipeline_ops.served.http.rest import TensorSpec
+from pipeline_ops.served.http.server import Service, listen, make_server
 from pipeline_ops.served.requests import ServerStatistics
-from pipeline_ops.served.server.rest import TensorSpec
-from pipeline_ops.served.server.server import Service, listen, make_server
 
 BODY = b'{"instances": ["x"]}'
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

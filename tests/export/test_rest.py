@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline_ops.served.server.rest import (
+from pipeline_ops.served.http.rest import (
     BadRequest,
     TensorSpec,
     format_response,

@@ -15,7 +15,7 @@ from export.serve_process import get_answer, serve_command
 
 def test_it_needs_no_airflow():
     code = (
-        "import sys, pipeline_ops.cli.main, pipeline_ops.served.server.server; "
+        "import sys, pipeline_ops.cli.main, pipeline_ops.served.http.server; "
         "sys.exit('airflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,7 @@ from publishers import publish, wait_until
 from pipeline_ops.artifacts.manifest import NAME, find_damage
 from pipeline_ops.errors import DataError
 from pipeline_ops.registry.registry import Registry
-from pipeline_ops.served.server.model_reloader import ModelReloader
+from pipeline_ops.served.http.model_reloader import ModelReloader
 from pipeline_ops.system.disk_cache import HostCache
 
 

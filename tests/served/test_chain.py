@@ -112,7 +112,7 @@ def test_a_stage_that_is_left_to_the_client_is_run_by_prepare_and_by_the_server(
     import tensorflow as tf
 
     from pipeline_ops.served import prepare
-    from pipeline_ops.served.server.model_reloader import LoadedModel, predict
+    from pipeline_ops.served.http.model_reloader import LoadedModel, predict
 
     stage = {"served_stages:INVERT_WITHOUT": {}, "served": "by_client"}
     manifests, folder = publish(write_config(tmp_path, raw, stage), tmp_path, monkeypatch)

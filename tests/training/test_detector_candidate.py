@@ -120,7 +120,7 @@ def test_a_client_of_the_object_detection_api_gets_the_same_boxes(candidate, tmp
     import cv2
     import tensorflow as tf
 
-    from pipeline_ops.served.server.model_reloader import LoadedModel, predict
+    from pipeline_ops.served.http.model_reloader import LoadedModel, predict
 
     folder = candidate[0] / SAVED_MODEL
     model = tf.saved_model.load(str(folder))
@@ -223,9 +223,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
     one[:, 0] = [0.1, 0.1, 0.2, 0.2, 0.9, 1]
     other = one + np.float32([0, 0, 0, 0, 1e-5, 0]) * (one > 0)
     other[4, 0, :4] += 0.05
-    agreement = compare(
-        one, other, choose_rule("tflite", config, "detection"), "the format tflite"
-    )
+    agreement = compare(one, other, choose_rule("tflite", config, "detection"), "the format tflite")
     assert agreement.top1_agreement == 0.95 and 0 < agreement.max_difference <= 1e-4
     with pytest.raises(DataError, match="the SavedModel is not the model that was trained"):
         compare(
@@ -239,9 +237,7 @@ def test_a_format_in_which_rounding_has_chosen_another_box_may_differ_in_few_ima
         DataError,
         match=r"75\.0% of the answers are the same, export\.box_agreement requires 90\.0%",
     ):
-        compare(
-            one, other, choose_rule("tflite", config, "detection"), "the format tflite"
-        )
+        compare(one, other, choose_rule("tflite", config, "detection"), "the format tflite")
 
 
 def test_every_format_finds_the_boxes_of_the_detector_in_memory(candidate, tmp_path):

@@ -88,7 +88,7 @@ def serve(arguments: argparse.Namespace) -> int:
     argv = [
         sys.executable,
         "-m",
-        "pipeline_ops.served.server.server",
+        "pipeline_ops.served.http.server",
         *(f"--{option}={value}" for option, value in options.items()),
         f"--port={arguments.port}",
         *(f"--allow-host={host}" for host in arguments.allow_host),

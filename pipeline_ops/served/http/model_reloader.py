@@ -21,14 +21,14 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served import contract
-from pipeline_ops.served.preprocessing import Preprocessing
-from pipeline_ops.served.requests import ServerStatistics
-from pipeline_ops.served.server.rest import (
+from pipeline_ops.served.http.rest import (
     BadRequest,
     TensorSpec,
     format_response,
     parse_predict_request,
 )
+from pipeline_ops.served.preprocessing import Preprocessing
+from pipeline_ops.served.requests import ServerStatistics
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry

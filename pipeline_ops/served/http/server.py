@@ -39,9 +39,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pipeline_ops.registry.registry import Registry
+from pipeline_ops.served.http.model_reloader import LoadedModel, ModelReloader, predict
+from pipeline_ops.served.http.rest import BadRequest
 from pipeline_ops.served.requests import ServerStatistics
-from pipeline_ops.served.server.model_reloader import LoadedModel, ModelReloader, predict
-from pipeline_ops.served.server.rest import BadRequest
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_CONNECTIONS = 64

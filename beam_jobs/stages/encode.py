@@ -1,6 +1,9 @@
 """Stores images whose pixels a stage has changed as PNG or JPEG.
 
-Without this stage they are PNG, which has no loss and is large for photographs. An image whose
+Without this stage they are PNG, which has no loss and is large for photographs. A served model does
+not repeat the loss of JPEG, so its input differs from that of the training: of small photographs by
+1.9 of 255 in the mean with `quality: 95`, and by 0.4 with `quality: 100, sharp_colors: true`, which
+takes three quarters of the size of PNG. An image whose
 pixels no stage has changed keeps the bytes of its file, whatever this stage asks for.
 """
 

@@ -52,13 +52,15 @@ from pipeline_ops.served.client import (
     read_true_boxes,
 )
 from pipeline_ops.served.contract import DECODE, DETECTOR_OUTPUTS
-from pipeline_ops.served.references import describe_other_detections
+from pipeline_ops.served.references import EqualBoxes, describe_other_detections
 
 _MAX_BATCH_IMAGES = 32
 _MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
 _DEFAULT_SCORE = 0.5
 """The threshold where no detection is right."""
+_EQUAL_BOXES = EqualBoxes(min_score=0.5, min_overlap=0.5, max_score_difference=0.2)
+"""Shards may hold images with the loss of JPEG, which raw files do not have."""
 _METRIC, _MAX_OTHER_METRIC = "map_50", 0.005
 """The figure that is compared between raw files and images, and a difference that is no matter."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
@@ -211,11 +213,11 @@ def _move_into_window(found: ImageDetections, window_4: np.ndarray) -> ImageDete
 
 
 def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
-    pair = (
+    one, two = (
         np.column_stack([each.boxes, each.scores, each.classes]).reshape(-1, 6)
         for each in (found, other)
     )
-    return not describe_other_detections(*pair)
+    return not describe_other_detections(one, two, _EQUAL_BOXES)
 
 
 def _compute_slices(scenes: Sequence[TrueBoxes], slices: Sequence[Slice]) -> dict[str, np.ndarray]:

@@ -50,7 +50,6 @@ and 1 were measured for all stages of ours. A wrong filter has a mean of 4."""
 
 
 MAX_ANSWER_DIFFERENCE, MIN_MARGIN, MAX_OTHER_ANSWERS = 0.03, 0.05, 0.02
-MIN_CERTAIN_SCORE, MIN_OVERLAP = 0.3, 0.9
 """Limits of the difference between answers to raw files and to the pixels of the data set, see
 `compare_file_answers`. The share of files that may be beyond them, because rounding decides which
 of two nearly equal boxes stays, is `MAX_OTHER_ANSWERS`."""
@@ -295,13 +294,25 @@ def describe_other_probabilities(wanted_K: np.ndarray, found_K: np.ndarray) -> s
     return ""
 
 
-def describe_other_detections(wanted_D6: np.ndarray, found_D6: np.ndarray) -> str:
-    """Describes a box with a certain score that only one of two answers has. "" without any."""
+@dataclasses.dataclass(frozen=True)
+class EqualBoxes:
+    """When two boxes of a class count as equal, and the score from which a box has to have one."""
+
+    min_score: float = 0.3
+    min_overlap: float = 0.9
+    max_score_difference: float = MAX_ANSWER_DIFFERENCE
+
+
+def describe_other_detections(
+    wanted_D6: np.ndarray, found_D6: np.ndarray, rule: EqualBoxes = EqualBoxes()
+) -> str:
+    """Describes a box that has no equal one in the other answer. "" without any."""
+    limits = [rule.max_score_difference, 0.5]
     for first, second in ((wanted_D6, found_D6), (found_D6, wanted_D6)):
-        for box in first[first[:, _SCORE] > MIN_CERTAIN_SCORE + MAX_ANSWER_DIFFERENCE]:
+        for box in first[first[:, _SCORE] > rule.min_score + rule.max_score_difference]:
             overlaps = _compute_overlaps(box, second)
-            is_equal = np.abs(second[:, _SCORE:] - box[_SCORE:]) <= [MAX_ANSWER_DIFFERENCE, 0.5]
-            if not (is_equal.all(axis=-1) & (overlaps >= MIN_OVERLAP)).any():
+            is_equal = np.abs(second[:, _SCORE:] - box[_SCORE:]) <= limits
+            if not (is_equal.all(axis=-1) & (overlaps >= rule.min_overlap)).any():
                 return f"a box with the score {box[_SCORE]:.2f} has no equal one"
     return ""
 

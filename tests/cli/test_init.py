@@ -132,7 +132,7 @@ def test_class_folders_become_a_config_that_runs_through_the_preprocess_job(data
     assert config["preprocess"]["stages"] == [
         {"decode": {"channels": 3}},
         {"resize": {"height": 96, "width": 96}},
-        {"encode": {"format": "jpeg", "quality": 95}},
+        {"encode": {"format": "png"}},
     ]
     assert config["evaluate"]["gate"] == [SKILL | {"metric": "accuracy"}]
     manifest = run_jobs(data.configs[0], tmp_path, "preprocess")["preprocess"]

@@ -61,7 +61,6 @@ class DecodedSample:
     sizes: Sequence[tuple[int, int]]
     box_sides: Sequence[float]
     is_grey: bool
-    is_lossless: bool
     rejected: Sequence[RejectedRecord]
     num_rejected: int
     decode_seconds: float = 0.0
@@ -171,7 +170,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     sides: list[float] = []
     rejected: list[RejectedRecord] = []
     num_rejected = 0.0
-    is_grey, num_lossless, bits = True, 0, 0
+    is_grey, bits = True, 0
     started = time.perf_counter()
     for group in (usual, unusual):
         tried, before = group[:_MAX_DECODED], len(rejected)
@@ -190,7 +189,6 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
             sizes.append((height, width))
             sides += [box.shorter_side / max(height, width) for box in example.boxes or ()]
             is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
-            num_lossless += not example.encoded.startswith(b"\xff\xd8")
             bits = max(bits, count_bits(example.encoded))
         if tried:
             num_rejected += (len(rejected) - before) * len(group) / len(tried)
@@ -200,12 +198,10 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
             f"{folder}: none of {count(len(rejected), 'image')} can be decoded, such as "
             f"{first.key}: {first.reason}, {first.detail}"
         )
-    is_lossless = 2 * num_lossless > len(sizes)
     return DecodedSample(
         sizes,
         sides,
         is_grey,
-        is_lossless,
         rejected,
         round(num_rejected * factor),
         (time.perf_counter() - started) / (len(sizes) + len(rejected)),

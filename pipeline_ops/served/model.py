@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.detection import Head, suppress
+from pipeline_ops.models.detection import MAX_DETECTIONS, Head, suppress
 from pipeline_ops.models.task import decode_image
 from pipeline_ops.served import contract
 from pipeline_ops.served.decoding import validate_images
@@ -264,7 +264,10 @@ class ServedDetector(ServedImages):
             return {name: each[0] for name, each in found._asdict().items()}
 
         spec = {
-            name: tf.TensorSpec(each.shape[1:], each.dtype) for name, each in detections.items()
+            "boxes": tf.TensorSpec([MAX_DETECTIONS, 4], tf.float32),
+            "scores": tf.TensorSpec([MAX_DETECTIONS], tf.float32),
+            "classes": tf.TensorSpec([MAX_DETECTIONS], tf.int64),
+            "num_detections": tf.TensorSpec([], tf.int32),
         }
         return dict(tf.map_fn(merge, (ends_N - counts_N, ends_N), fn_output_signature=spec))
 

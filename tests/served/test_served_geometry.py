@@ -113,3 +113,59 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
         assert not found["detection_scores"][:, 2].numpy().any()
         assert found["detection_classes"].numpy().tolist() == [[5, 1, 1]] * 2
         assert found["num_detections"].numpy().tolist() == [2, 2]
+
+
+def test_the_boxes_of_overlapping_tiles_become_one_at_its_place():
+    """A bright square of 12 pixels lies in four tiles, and another one in one tile."""
+    import tensorflow as tf
+
+    from pipeline_ops.models.detection import Detections
+    from pipeline_ops.served.model import ServedDetector
+
+    class Head:
+        num_classes = 1
+
+        def detect(self, images):
+            """The box of all bright pixels of an image, 64 x 96."""
+            bright = tf.cast(images[..., 0] > 200, tf.float32)
+
+            def find(sums, length):
+                edges = tf.range(length, dtype=tf.float32)
+                low = tf.reduce_min(tf.where(sums > 0, edges, 1e3), axis=1)
+                return low / length, tf.reduce_max(tf.where(sums > 0, edges + 1, 0), 1) / length
+
+            (top, bottom), (left, right) = (
+                find(tf.reduce_sum(bright, axis=axis), length)
+                for axis, length in ((2, 64), (1, 96))
+            )
+            area = tf.reduce_sum(bright, axis=[1, 2])
+            scores = area / 200
+            boxes = tf.where(area[:, None] > 0, tf.stack([top, left, bottom, right], 1), 0.0)
+            found = tf.cast(area > 0, tf.int32)
+            classes = tf.zeros_like(found[:, None], tf.int64)
+            return Detections(boxes[:, None], scores[:, None], classes, found)
+
+        detect_portably = detect
+
+    figures = tuple(
+        StageFigures(name=name, parameters=parameters, served="in_graph")
+        for name, parameters in (
+            ("decode", {}),
+            ("tile", {"height": 64, "width": 96, "overlap": 32}),
+            ("resize", {"height": 64, "width": 96}),
+        )
+    )
+    model = tf.Module()
+    model.__class__ = type("Model", (tf.Module,), {"__call__": lambda _, images, training: images})
+    served = ServedDetector(model, (64, 96, 3), Head(), Preprocessing(figures, has_boxes=True))
+    image = np.zeros((180, 330, 3), np.uint8)
+    image[45:57, 75:87] = image[150:162, 300:312] = 255
+    small = np.zeros((40, 50, 3), np.uint8)
+    encoded = [tf.io.encode_png(each).numpy() for each in (image, small, image[::-1])]
+    found = served.serving_default(tf.constant(encoded))
+    assert found["num_detections"].numpy().tolist() == [2, 0, 2]
+    boxes = found["boxes"].numpy()[0][:2] * [180, 330, 180, 330]
+    assert sorted(boxes.round().tolist()) == [[45, 75, 57, 87], [150, 300, 162, 312]]
+    assert not found["boxes"].numpy()[1].any()
+    counts = served.decode(tf.constant(encoded))["num_images"].numpy()
+    assert counts.tolist() == [20, 1, 20]

@@ -106,16 +106,18 @@ def test_the_same_evaluation_gives_the_same_bytes_wherever_and_whenever_it_runs(
     assert b"another run" not in pages[1][0] and str(tmp_path).encode() not in pages[1][0]
 
 
+@pytest.mark.parametrize("signature", ["prepared", "serving_default"])
 def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(  # noqa: E501
-    sandbox, tmp_path
+    signature, sandbox, tmp_path
 ):
+    """Versions that were published before `prepared` existed only have `serving_default`."""
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
     from pipeline_ops.served.model import ServedClassifier
 
     served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
-    tf.saved_model.save(served, str(tmp_path), signatures={"prepared": served.prepared})
+    tf.saved_model.save(served, str(tmp_path), signatures={signature: getattr(served, signature)})
     batch = next(
         iter(
             read_encoded_batches(

@@ -122,6 +122,13 @@ def test_a_stage_that_is_left_to_the_client_is_run_by_prepare_and_by_the_server(
     signatures = tf.saved_model.load(str(folder)).signatures
     assert set(signatures["serving_default"].structured_input_signature[1]) == {"prepared_images"}
     images = np.concatenate([prepare(folder, file) for file in files])
+    page = (EXAMPLE.parents[1] / "docs/publish-and-serve.md").read_text()
+    [code] = [each for each in page.split("```python\n")[1:] if "import prepare" in each]
+    (tmp_path / "digit.png").write_bytes(files[0])
+    code = code.partition("```")[0].replace("/srv/digits/3", str(folder))
+    shown: dict[str, np.ndarray] = {}
+    exec(code.replace("digit.png", str(tmp_path / "digit.png")), shown)  # noqa: S102
+    assert (shown["images"] == images[:1]).all()
     found = signatures["serving_default"](prepared_images=tf.constant(images))["classes"].numpy()
     accuracy = figures["challenger"]["metrics"]["accuracy"]
     assert np.mean(found == labels) == pytest.approx(accuracy)

@@ -138,7 +138,8 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         _load_own_metrics(config, Path(job.request.config_file).parent),
         tests.keys,
     )
-    job.progress.report("evaluate", message="sending raw test files to the challenger")
+    if not tests.reason:
+        job.progress.report("as served", message="sending raw test files to the challenger")
     rows, labels, classes = predictions.rows, predictions.labels, predictions.models[0].classes
     as_served = compare_classes(clients[0], tests, rows, labels, classes)
     measures = measure_models(config, inputs, clients)

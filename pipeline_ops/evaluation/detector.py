@@ -173,7 +173,7 @@ def _compare_files(
     tests = find_raw_tests(inputs, client)
     if tests.reason:
         return AsServed(reason=tests.reason)
-    job.progress.report("evaluate", message="sending raw test files to the challenger")
+    job.progress.report("as served", message="sending raw test files to the challenger")
     rows = {scene.key: row for row, scene in enumerate(scenes) if scene.key in tests.keys}
     chosen, found = list[int](), list[ImageDetections]()
     answers, windows = answer_files(client, tests), answer_files(client, tests, DECODE)

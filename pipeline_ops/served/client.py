@@ -10,6 +10,7 @@ Legend: N images, C classes, D detections of an image.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -355,6 +356,21 @@ class SavedModelClient:
                 f"{self._name} failed in the signature {signature}: {summarize_error(error)}"
             ) from error
         return {name: output.numpy() for name, output in outputs.items()}
+
+
+@contextlib.contextmanager
+def skip_graph_optimizer() -> Iterator[None]:
+    """Calls signatures without TensorFlow's graph optimizer (grappler) in the `with` block.
+
+    At the first call of a signature it takes half a second, which a few calls do not win back.
+    """
+    from pipeline_ops.input.tensorflow_start import tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def _list_inputs(signature: Any) -> set[str]:

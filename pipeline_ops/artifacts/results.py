@@ -260,7 +260,11 @@ class AsServed(Figures):
             f"as served, from {self.num_files} raw test files, {self.metric} is "
             f"{self.from_files:.4f}, from the images made of them {self.from_images:.4f}. "
             f"{self.agreement:.1%} of the answers are equal"
-            + ("" if self.passed else ", so the gate does not measure what is served")
+            + (
+                ""
+                if self.passed
+                else ", so the gate does not measure what is served. Correct `serve` of the stages"
+            )
         )
 
 

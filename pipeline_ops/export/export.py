@@ -222,7 +222,7 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
         progress.report("check", message="comparing the SavedModel with the trained model")
         references = References(model.folder, folder, num_classes, model.figures.task)
         formats = [check_format("saved_model", references, folder, config)]
-        progress.report("check", message="sending raw test files to the SavedModel")
+        progress.report("check", message="comparing what is made of raw test files")
         files = references.check_files()
         seconds = wait()
         for name in converted:

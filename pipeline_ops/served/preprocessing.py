@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from beam_jobs.stages import CATALOGUE, BoundStage, bind_stages, digest_code, resize, run_stages
+from beam_jobs.stages import (
+    CATALOGUE,
+    BoundStage,
+    bind_stages,
+    digest_code,
+    find_stage,
+    resize,
+    run_stages,
+)
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.artifacts.dataset import DatasetFigures, StageFigures
 from pipeline_ops.config.preprocess import StageConfig
@@ -127,10 +135,12 @@ class Preprocessing:
         return _serve(last, image_HWC, image_shape, self.has_boxes)
 
     def check_code(self) -> None:
-        """Raises ConfigError if a stage is installed with other code than in preprocessing."""
+        """Raises ConfigError if a stage is not installed, or with other code than in training."""
         for stage in self.stages:
-            is_used = stage.served != "unchanged"
-            if is_used and stage.code and digest_code(stage.name) != stage.code:
+            if stage.served == "unchanged":
+                continue
+            find_stage(stage.name)  # which explains how to install it
+            if stage.code and digest_code(stage.name) != stage.code:
                 raise ConfigError(
                     f"the stage {stage.name} is installed with other code than the one that made "
                     "the training data. Install the version of that time, or train again"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from linear_models import read_examples, write_served_model
 from sandbox import Sandbox
+from small_datasets import write_dataset
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.artifacts.dataset import SPLITS, list_shard_paths
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.train import Train
 
@@ -24,12 +25,19 @@ pytestmark = pytest.mark.training
 
 @pytest.fixture(scope="module")
 def large_dataset(dataset, tmp_path_factory) -> str:
-    """The same data set for a model of 32x32 images, which its served form makes of any image."""
-    folder = shutil.copytree(Path(dataset).parent, tmp_path_factory.mktemp("large") / "dataset")
-    manifest = read_manifest(dataset)
-    figures = manifest.figures | {"image_shape": (SIDE, SIDE, 1)}
-    write_manifest(folder, manifest.model_copy(update={"figures": figures}))
-    return str(folder / "manifest.json")
+    """The same digits with 32x32 pixels."""
+    import tensorflow as tf
+
+    manifest, splits = read_manifest(dataset), {}
+    for split in SPLITS:
+        _, images, labels = read_examples(list_shard_paths(dataset, manifest, split))
+        large = tf.image.resize(255 * images.reshape(-1, 16, 16, 1), (SIDE, SIDE))
+        files = [tf.io.encode_png(tf.cast(each, tf.uint8)).numpy() for each in tf.round(large)]
+        splits[split] = list(zip(files, labels.tolist(), strict=True))
+    folder = tmp_path_factory.mktemp("large") / "dataset"
+    folder.mkdir()
+    names = manifest.figures["class_names"]
+    return write_dataset(folder, (SIDE, SIDE, 1), names, splits)
 
 
 def train_network(images, labels):
@@ -52,14 +60,13 @@ def train_network(images, labels):
 
 
 def test_a_mobilenet_is_the_same_model_in_every_format(large_dataset, tmp_path):
-    import tensorflow as tf
 
     from pipeline_ops.served.model import ServedClassifier
 
     manifest = read_manifest(large_dataset)
     _, images, labels = read_examples(list_shard_paths(large_dataset, manifest, "train"))
-    images = tf.image.resize(255 * images.reshape(-1, 16, 16, 1), (SIDE, SIDE), antialias=True)
-    served = ServedClassifier(train_network(images.numpy(), labels), (SIDE, SIDE, 1))
+    images = (255 * images).astype(np.float32).reshape(-1, SIDE, SIDE, 1)
+    served = ServedClassifier(train_network(images, labels), (SIDE, SIDE, 1))
     tests, _, _ = read_examples(list_shard_paths(large_dataset, manifest, "test"))
     (tmp_path / "model").mkdir()
     write_served_model(tmp_path / "model", served, tests[:NUM_REFERENCES])

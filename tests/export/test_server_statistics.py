@@ -78,6 +78,7 @@ def test_a_killed_server_one_without_statistics_and_one_that_may_not_write_leave
     before = read(sandbox)
     folder = sandbox.registry.location.parent / "digits.requests"
     if obstacle:
+        folder.mkdir(exist_ok=True)
         folder.rename(folder.with_name("aside"))
         folder.write_text("a file in the way")
     try:

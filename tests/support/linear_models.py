@@ -68,11 +68,13 @@ def write_served_model(folder: Path, served, references: Sequence[bytes]) -> Non
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     parsed = tf.io.parse_example(list(references), {ENCODED: tf.io.FixedLenFeature([], tf.string)})
     images = parsed[ENCODED].numpy().tolist()
+    decoded = tf.cast(served.decode(parsed[ENCODED])["images"], tf.uint8)
+    pixels = [tf.io.encode_png(each).numpy() for each in decoded]
     with tf.io.TFRecordWriter(str(folder / REFERENCE_EXAMPLES)) as writer:
         for number, image in enumerate(images):
             key = f"{number}.png"
-            writer.write(pack_raw_record(RawRecord(key, image, "PNG", [key], [image])))
-    np.save(folder / REFERENCE_OUTPUTS, served.prepared(parsed[ENCODED])["probabilities"].numpy())
+            writer.write(pack_raw_record(RawRecord(key, image, "PNG", [key], [pixels[number]])))
+    np.save(folder / REFERENCE_OUTPUTS, served.prepared(tf.constant(pixels))["probabilities"])
 
 
 def training_figures(dataset: Manifest) -> TrainingFigures:

@@ -100,9 +100,8 @@ def test_a_metric_of_the_gate_selects_the_best_epoch_with_any_number_of_workers(
         figures.append([[epoch.metrics[name] for name in names] for epoch in state.history])
         maps = [epoch[0] for epoch in figures[-1]]
         assert maps[state.best_epoch] == max(maps) > 0
-    assert figures[0][0] == pytest.approx(figures[1][0], rel=1e-4)
     # Later, Adam has made rounding errors so large that a detection or two differ.
-    assert figures[0][1] == pytest.approx(figures[1][1], rel=0.05)
+    assert figures[0][:2] == [pytest.approx(epoch, rel=1e-4) for epoch in figures[1][:2]]
 
 
 @MODELS

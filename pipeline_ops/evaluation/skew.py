@@ -43,7 +43,7 @@ class _DatasetCounts(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class ServingComparison:
-    """What the report shows of requests and of the training split."""
+    """Requests beside the training split, as the report shows them."""
 
     figures: ServingFigures
     requests: ServingStatistics

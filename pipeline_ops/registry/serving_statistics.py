@@ -1,4 +1,4 @@
-"""Where the statistics of requests to a model lie, and how they are written, read and removed.
+"""Writes, reads and removes the statistics of requests to a model, and knows their place.
 
     <registry>/<model>.requests/2026-11-20/101530-9f2c41d07a6be358.jsonl
 

@@ -50,7 +50,7 @@ class _Asset(BaseModel):
 
 
 class ServedImage(NamedTuple):
-    """What a model sees of one image.
+    """The images that the stages make of one image.
 
     Attributes:
       images: uint8 [T, H, W, C].

@@ -96,7 +96,7 @@ def compare_pixels(first_HWC: np.ndarray, second_HWC: np.ndarray) -> PixelDiffer
 
 
 class References:
-    """What the trained model saw and answered, and a SavedModel that has to do the same.
+    """The inputs and answers of the trained model, and a SavedModel that must repeat them.
 
     `training` is the folder of a training's artifact, `folder` the SavedModel. Raises DataError if
     a file cannot be read or loaded.

@@ -106,7 +106,7 @@ def test_a_clean_process_gets_from_png_and_jpeg_bytes_what_the_model_in_memory_f
 
 
 def prepare(file: bytes) -> np.ndarray:
-    """As the stages do it: float32 [128, 128, 1]."""
+    """Decodes and resizes a file by the stages. Returns float32 [128, 128, 1]."""
     from beam_jobs.stages.decode import Decode, decode
     from beam_jobs.stages.resize import Resize, resize
     from beam_jobs.stages.stage import Example

@@ -25,7 +25,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -166,13 +166,15 @@ def _turn(image_HWC: np.ndarray, orientation: int) -> np.ndarray:
     """The upright image, from one that is stored with this orientation of EXIF."""
     import numpy as np
 
-    if orientation in _SIDEWAYS:
-        image_HWC = image_HWC.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
-        image_HWC = image_HWC[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        image_HWC = image_HWC[::-1]
-    return np.ascontiguousarray(image_HWC)
+    axes, flips = _describe_turn(orientation)
+    flipped = tuple(axis for axis, is_flipped in enumerate(flips) if is_flipped)
+    return np.ascontiguousarray(np.flip(image_HWC.transpose(axes), flipped))
+
+
+def _describe_turn(orientation: int) -> tuple[tuple[int, int, int], tuple[bool, bool, bool]]:
+    """The order of the axes H, W and C of the upright image, and which of them run backwards."""
+    axes = (1, 0, 2) if orientation in _SIDEWAYS else (0, 1, 2)
+    return axes, (orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7), False)
 
 
 def count_bits(data: bytes) -> int:
@@ -435,23 +437,22 @@ def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 def serve(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
     """Returns the upright image, uint8 [H, W, channels], of the bytes of a JPEG or PNG file.
 
-    There are few conditions and one loop, because each costs the first request of a server.
+    It has few operations, because each costs the first request of a server.
     """
     import tensorflow as tf
 
     is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
+    zeros = b"\0" * (14 + 12 * _MAX_EXIF_TAGS)  # what is read behind the end
+    bytes_n = tf.io.decode_raw(encoded + zeros, tf.uint8)
     image_HWC = tf.cond(
         is_jpeg,
         lambda: _serve_jpeg(encoded, parameters.channels),
-        lambda: _serve_png(encoded, parameters),
+        lambda: _serve_png(encoded, bytes_n, parameters),
     )
-    orientation = _serve_orientation(encoded, _find_exif(encoded, is_jpeg))
-    is_sideways, *is_reversed = (
-        tf.reduce_any(orientation == tf.constant(orientations, tf.int64))
-        for orientations in (_SIDEWAYS, (3, 4, 7, 8), (2, 3, 6, 7))
-    )
-    image_HWC = tf.transpose(image_HWC, tf.where(is_sideways, [1, 0, 2], [0, 1, 2]))
-    image_HWC = tf.reverse(image_HWC, tf.where(tf.stack(is_reversed))[:, 0])
+    orientation = _serve_orientation(encoded, bytes_n, is_jpeg)
+    swaps, flips = zip(*map(_describe_turn, range(9)), strict=True)
+    image_HWC = tf.transpose(image_HWC, tf.gather(tf.constant(swaps), orientation))
+    image_HWC = tf.raw_ops.Reverse(tensor=image_HWC, dims=tf.gather(flips, orientation))
     return tf.ensure_shape(image_HWC, [None, None, parameters.channels])
 
 
@@ -468,11 +469,11 @@ def _serve_jpeg(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.cond(is_cmyk, lambda: _to_luma(read(3)), lambda: read(1))
 
 
-def _serve_png(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
+def _serve_png(encoded: tf.Tensor, bytes_n: tf.Tensor, parameters: Decode) -> tf.Tensor:
     import tensorflow as tf
 
     channels = parameters.channels
-    bits, color_type = tf.unstack(_read_bytes(encoded, 24, 2))
+    bits, color_type = tf.unstack(tf.slice(bytes_n, [24], [2]))
     has_alpha = (color_type == 4) | (color_type == 6) | _contains(encoded, b"tRNS")
 
     def lay_on_background() -> tf.Tensor:
@@ -504,89 +505,96 @@ def _to_luma(image_HWC: tf.Tensor) -> tf.Tensor:
     return tf.cast(luma // 2**16, tf.uint8)
 
 
-def _find_exif(encoded: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
-    """The offset of EXIF's data, int64, or 0: as `_read_jpeg_segments` and `_read_png_header` find
-    it.
+def _serve_orientation(encoded: tf.Tensor, bytes_n: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
+    """EXIF's orientation, int64, as `_read_header` finds it. Zeros follow the file in `bytes_n`."""
+    import tensorflow as tf
+
+    length = tf.cast(tf.strings.length(encoded), tf.int64)
+    # A large PNG has thousands of chunks, and most files have no such one.
+    may_have_exif = is_jpeg | _contains(encoded, b"eXIf")
+    start = _find_exif(bytes_n, tf.where(may_have_exif, length, tf.zeros_like(length)), is_jpeg)
+    return _parse_tiff(bytes_n, length, start)
+
+
+def _find_exif(bytes_n: tf.Tensor, length: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
+    """The offset of EXIF's TIFF structure, int64, or 0, as `_read_jpeg_segments` and
+    `_read_png_header` find it.
+
+    A segment of a JPEG has a marker, a size, which counts itself, and data. A chunk of a PNG has a
+    size, a name, data and a checksum.
     """
     import tensorflow as tf
 
-    end = tf.cast(tf.strings.length(encoded), tf.int64)
-    exif, png_exif, png_end = (
-        tf.constant(list(name), tf.int64) for name in (_EXIF, b"eXIf", b"IEND")
+    def choose(jpeg: Any, png: Any) -> tf.Tensor:
+        return tf.where(is_jpeg, tf.constant(jpeg, tf.int64), tf.constant(png, tf.int64))
+
+    weights = choose(
+        [_weigh(14, part) for part in ((2, 4), (0, 2), (4, 10))],
+        [_weigh(14, part) for part in ((0, 4), (4, 8), (8, 14))],
+    )
+    names = [int.from_bytes(name) for name in (b"eXIf", b"IEND")]
+    first, margin, rest, data_at, exif, end = tf.unstack(
+        choose([2, 11, 2, 4, 0xFFE1, 0xFFDA], [8, 12, 12, 8, *names])
     )
 
     def step(offset: tf.Tensor, exif_at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        head = _read_bytes(encoded, offset, 8 + len(_EXIF))
-        is_padding = head[1] == 0xFF
-        jpeg_step = tf.where(is_padding, tf.constant(1, tf.int64), 2 + _combine(head[2:4]))
-        png_step = 12 + _combine(head[:4])
-        next_offset = offset + tf.where(is_jpeg, jpeg_step, png_step)
-        is_jpeg_exif = (head[1] == 0xE1) & tf.reduce_all(head[4:10] == exif)
-        is_png_exif = tf.reduce_all(head[4:8] == png_exif) & (next_offset <= end)
-        has_prefix = tf.reduce_all(head[8:] == exif)
-        png_start = offset + tf.where(has_prefix, tf.constant(8 + len(_EXIF), tf.int64), 8)
-        is_exif = tf.where(is_jpeg, is_jpeg_exif, is_png_exif)
-        is_jpeg_end = (head[0] != 0xFF) | (head[1] == 0xDA)
-        is_end = tf.where(is_jpeg, is_jpeg_end, tf.reduce_all(head[4:8] == png_end))
-        start = tf.where(is_jpeg, offset + 4 + len(_EXIF), png_start)
-        is_found = is_exif & ~(is_jpeg & is_jpeg_end)
-        return (
-            tf.where(is_found | is_end, end, next_offset),
-            tf.where(is_found, start, exif_at),
-        )
+        size, name, prefix = _read_numbers(bytes_n, offset, weights)
+        is_padding = is_jpeg & (name == 0xFFFF)
+        next_offset = offset + tf.where(is_padding, tf.ones_like(size), rest + size)
+        has_prefix = prefix == int.from_bytes(_EXIF)
+        is_exif = (name == exif) & tf.where(is_jpeg, has_prefix, next_offset <= length)
+        is_end = is_exif | (name == end) | (is_jpeg & (name < 0xFF00))
+        start = offset + data_at + tf.where(has_prefix, tf.constant(len(_EXIF), tf.int64), 0)
+        return tf.where(is_end, length, next_offset), tf.where(is_exif, start, exif_at)
 
-    # A large PNG has thousands of chunks, and most files have no such one.
-    may_have_exif = is_jpeg | _contains(encoded, b"eXIf")
-    first = tf.where(is_jpeg, tf.constant(2, tf.int64), 8)
-    last = tf.where(is_jpeg, end - 11, end - 12)
     _, exif_at = tf.while_loop(
-        lambda offset, _: offset <= last,
+        lambda offset, _: offset <= length - margin,
         step,
-        (tf.where(may_have_exif, first, end), tf.constant(0, tf.int64)),
+        (first, tf.constant(0, tf.int64)),
         maximum_iterations=_MAX_SEGMENTS,
     )
     return exif_at
 
 
-def _serve_orientation(encoded: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+def _parse_tiff(bytes_n: tf.Tensor, length: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """The orientation in the TIFF structure at `start`, as `_parse_orientation` finds it."""
     import tensorflow as tf
 
-    head = _read_bytes(encoded, start, 8)
-    is_little = tf.reduce_all(head[:2] == list(b"II"))
-    is_tiff = (start > 0) & (is_little | tf.reduce_all(head[:2] == list(b"MM")))
-
-    def combine(bytes_n: tf.Tensor) -> tf.Tensor:
-        return _combine(tf.where(is_little, tf.reverse(bytes_n, [-1]), bytes_n))
-
-    directory = start + combine(head[4:])
-    count = combine(_read_bytes(encoded, directory, 2))
-    entries = tf.reshape(_read_bytes(encoded, directory + 2, 12 * _MAX_EXIF_TAGS), [-1, 12])
-    is_there = tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count
-    is_tag = is_there & (combine(entries[:, :2]) == _ORIENTATION_TAG)
-    entry = entries[tf.argmax(is_tag)]
-    kind, short, long = combine(entry[2:4]), combine(entry[8:10]), combine(entry[8:12])
+    parts = [_weigh(8, (0, 2)), _weigh(8, (4, 8)), _weigh(8, (4, 8), "little")]
+    order, big, little = _read_numbers(bytes_n, start, tf.constant(parts, tf.int64))
+    is_little = order == int.from_bytes(b"II")
+    weights = [
+        [_weigh(12, part, order) for part in ((0, 2), (2, 4), (8, 10), (8, 12))]
+        for order in ("little", "big")
+    ]
+    weights_4n = tf.where(is_little, *(tf.constant(each, tf.int64) for each in weights))
+    directory = tf.minimum(start + tf.where(is_little, little, big), length)
+    [count] = _read_numbers(bytes_n, directory, weights_4n[:1])
+    entries = tf.cast(tf.slice(bytes_n, [directory + 2], [12 * _MAX_EXIF_TAGS]), tf.int64)
+    numbers = tf.matmul(tf.reshape(entries, [-1, 12]), weights_4n, transpose_b=True)
+    is_tag = (tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count) & (
+        numbers[:, 0] == _ORIENTATION_TAG
+    )
+    place = tf.argmax(is_tag)
+    _, kind, short, long = tf.unstack(numbers[place])
     value = tf.where(kind == _SHORT, short, tf.where(kind == _LONG, long, 1))
-    is_valid = is_tiff & tf.reduce_any(is_tag) & (value >= 1) & (value <= 8)
-    return tf.where(is_valid, value, 1)
+    is_tiff = is_little | (order == int.from_bytes(b"MM"))
+    return tf.where(is_tiff & is_tag[place] & (value >= 1) & (value <= 8), value, 1)
 
 
-def _read_bytes(encoded: tf.Tensor, offset: tf.Tensor | int, count: int) -> tf.Tensor:
-    """The bytes at an offset as int64 [count], with zeros behind the end of the file."""
+def _weigh(size: int, part: tuple[int, int], order: str = "big") -> list[int]:
+    """The factors of `size` bytes whose sum is the number in a part of them."""
+    begin, end = part
+    powers = [256**power for power in range(end - begin)]
+    return [0] * begin + (powers if order == "little" else powers[::-1]) + [0] * (size - end)
+
+
+def _read_numbers(bytes_n: tf.Tensor, offset: tf.Tensor, weights_kn: tf.Tensor) -> list[tf.Tensor]:
+    """The sums of the bytes from an offset on, each weighted with one of k rows, int64."""
     import tensorflow as tf
 
-    begin = tf.minimum(tf.cast(offset, tf.int64), tf.cast(tf.strings.length(encoded), tf.int64))
-    part = tf.strings.substr(encoded, begin, count) + b"\0" * count
-    found = tf.io.decode_raw(tf.strings.substr(part, 0, count), tf.uint8)
-    return tf.cast(tf.ensure_shape(found, [count]), tf.int64)
-
-
-def _combine(bytes_n: tf.Tensor) -> tf.Tensor:
-    """The numbers of int64 [..., n] bytes, the highest first."""
-    import tensorflow as tf
-
-    weights = [256**power for power in reversed(range(bytes_n.shape[-1]))]
-    return tf.reduce_sum(bytes_n * tf.constant(weights, tf.int64), axis=-1)
+    head = tf.cast(tf.slice(bytes_n, [offset], [weights_kn.shape[1]]), tf.int64)
+    return tf.unstack(tf.reduce_sum(weights_kn * head, axis=1))
 
 
 def _contains(encoded: tf.Tensor, text: bytes) -> tf.Tensor:

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.images import decode_image
 from pipeline_ops.models.detection import MAX_DETECTIONS, Head, suppress
-from pipeline_ops.models.task import decode_image
 from pipeline_ops.served import contract
 from pipeline_ops.served.decoding import validate_images
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage
@@ -135,8 +135,10 @@ class ServedImages(tf.Module, abc.ABC):
         if is_split:
             spec = [tf.RaggedTensorSpec((None, *shape), tf.float32, 0) for shape in shapes]
 
-        # A function of its own, so that all calls share one graph.
-        @tf.function(input_signature=[item], autograph=False)
+        # A function of its own, so that all calls share one graph, which is optimized once.
+        attributes = {"_noinline": True}
+
+        @tf.function(input_signature=[item], autograph=False, experimental_attributes=attributes)
         def serve_one(item: tf.Tensor) -> tuple[tf.Tensor, ...]:
             with tf.device("CPU:0"):  # not all of its operations are there for GPUs
                 images, windows = serve(item)

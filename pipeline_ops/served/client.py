@@ -33,6 +33,7 @@ from pipeline_ops.artifacts.dataset import (
 )
 from pipeline_ops.errors import DataError
 from pipeline_ops.served import contract
+from pipeline_ops.storage import tfrecord
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 
 
@@ -130,10 +131,12 @@ class RawRecord:
 
 def read_raw_records(paths: Sequence[str]) -> Iterator[RawRecord]:
     """Yields the raw records of files of a data set. Raises DataError for a damaged one."""
-    from pipeline_ops.input.reading import iterate_records, read_records
-
-    for serialized in iterate_records(read_records(paths), paths):
-        yield parse_raw_record(serialized)
+    for path in paths:
+        try:
+            yield from map(parse_raw_record, tfrecord.read_records(Path(path)))
+        except (ValueError, OSError) as error:
+            cure = ". Run preprocess again."
+            raise make_read_error(f"{path} cannot be read", error, cure) from error
 
 
 def parse_raw_record(serialized: bytes) -> RawRecord:
@@ -177,8 +180,8 @@ def decode_pixels(
 
     Raises DataError for a file that is no image, by its name if it has one, or for another size.
     """
+    from pipeline_ops.input.images import decode_image
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.models.task import decode_image
 
     images = np.empty((len(encoded), *image_shape), np.float32)
     for index, file in enumerate(encoded):

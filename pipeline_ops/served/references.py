@@ -172,7 +172,11 @@ class References:
         Raises DataError if pixels differ from those that the stages made, with the first stage
         after which they do, or if answers differ by more than `FROM_FILES` allows.
         """
-        differences = [self._check_pixels(record, start) for record, start in self.files]
+        made = self._make_pixels([record for record, _ in self.files])
+        differences = [
+            self._check_pixels(record, start, found)
+            for (record, start), found in zip(self.files, made, strict=True)
+        ]
         figures = FileFigures(
             num_checked=len(self.files),
             unserved_kinds=self.unserved_kinds,
@@ -185,20 +189,28 @@ class References:
             self._check_answers()
         return figures
 
-    def _check_pixels(self, record: RawRecord, start: int) -> PixelDifference:
-        """Returns the largest difference of the images of one file."""
-        if self.model.takes_files:
-            try:
-                files = np.array([record.file], object)
-                with skip_graph_optimizer():
-                    found = self.model.call_signature(contract.DECODE, image_bytes=files)["images"]
-            except DataError as error:
-                raise DataError(
-                    f"{error} (the raw test file {record.key}, {record.kind})"
-                ) from error
-            maker = "the SavedModel"
-        else:
-            found, maker = self.preprocessing.prepare(record.file), "pipeline_ops.served.prepare"
+    def _make_pixels(self, records: Sequence[RawRecord]) -> list[np.ndarray]:
+        """Returns the images, [T, H, W, C], that the model or its client makes of each file."""
+        if not self.model.takes_files:
+            return [self.preprocessing.prepare(record.file) for record in records]
+        batches = (records[start : start + _BATCH] for start in range(0, len(records), _BATCH))
+        with skip_graph_optimizer():
+            return [images for batch in batches for images in self._decode(batch)]
+
+    def _decode(self, records: Sequence[RawRecord]) -> list[np.ndarray]:
+        files = np.array([record.file for record in records], object)
+        try:
+            found = self.model.call_signature(contract.DECODE, image_bytes=files)
+        except DataError as error:
+            if len(records) > 1:  # one by one, to name the file
+                return [images for record in records for images in self._decode([record])]
+            [record] = records
+            raise DataError(f"{error} (the raw test file {record.key}, {record.kind})") from error
+        counts = found.get("num_images", np.ones(len(records), int))
+        return np.split(found["images"], np.cumsum(counts)[:-1])
+
+    def _check_pixels(self, record: RawRecord, start: int, found: np.ndarray) -> PixelDifference:
+        """Returns the largest difference of the images of one file, of which `found` was made."""
         wanted = self.images[start : start + len(record.pixels)]
         differences = [PixelDifference(255.0, 255.0, 255.0)]
         if len(found) == len(wanted):
@@ -209,6 +221,8 @@ class References:
                 record.file, lambda *pair: compare_pixels(*pair).is_allowed
             )
             after = f"after the stage {stage}" if stage else "after all stages together"
+            is_served = self.model.takes_files
+            maker = "the SavedModel" if is_served else "pipeline_ops.served.prepare"
             raise DataError(
                 f"{maker} makes other pixels of the raw test file {record.key} ({record.kind}) "
                 f"than the data set has, first {after}: they differ by {worst.mean:.2f} of 255 in "

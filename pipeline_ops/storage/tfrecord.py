@@ -6,9 +6,11 @@ CRC32C of the data, all little endian. See "TFRecords format details" in TensorF
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -56,6 +58,17 @@ def list_record_offsets(path: Path) -> array[int]:
                     f"{offsets[-1]} exceeds the end of the file."
                 )
     return offsets
+
+
+def read_records(path: Path) -> Iterator[bytes]:
+    """Yields the data of each record of a file. Raises ValueError at the first damaged one."""
+    offsets = list_record_offsets(path)
+    with open(path, "rb") as file:
+        for begin, end in itertools.pairwise([*offsets, os.fstat(file.fileno()).st_size]):
+            data = unframe_record(file.read(end - begin))
+            if data is None:
+                raise ValueError(f"{path} is damaged: the record at byte {begin}.")
+            yield data
 
 
 def compute_masked_crc(*parts: bytes) -> bytes:

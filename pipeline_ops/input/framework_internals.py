@@ -14,10 +14,10 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.keras_start import keras
 
 TESTED = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
 """The tested range of each package: the first version, and the first version after it."""

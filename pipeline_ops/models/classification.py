@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.task import BatchSums, decode_images
+from pipeline_ops.input.images import decode_images
+from pipeline_ops.models.task import BatchSums
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns

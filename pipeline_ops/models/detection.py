@@ -25,7 +25,8 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
 from pipeline_ops.artifacts.results import MIN_SCORE
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.task import BatchSums, decode_images
+from pipeline_ops.input.images import decode_images
+from pipeline_ops.models.task import BatchSums
 
 MAX_DETECTIONS = 100
 """The largest number of detections of an image, as COCO's figures count them."""

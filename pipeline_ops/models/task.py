@@ -89,20 +89,3 @@ def compute_figures(task: Task, sums: BatchSums) -> dict[str, float]:
     """Returns the means of an evaluation, and its figures that are not means."""
     counts = np.asarray(sums.metrics[len(task.metrics) :])
     return compute_means(task, sums) | task.compute_from_counts(counts)
-
-
-def decode_images(encoded_b: tf.Tensor, shape: tuple[int, int, int]) -> tf.Tensor:
-    """Returns uint8 [b, H, W, C] of the bytes of image files, string [b]."""
-
-    def decode(encoded: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(decode_image(encoded, shape[-1]), shape)
-
-    return tf.map_fn(decode, encoded_b, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
-
-
-def decode_image(encoded: tf.Tensor, channels: int) -> tf.Tensor:
-    """Returns uint8 [H, W, C] of the bytes of a JPEG or PNG file in a shard.
-
-    The operation takes PNG as well. Its accurate inverse cosine transform is that of the stages.
-    """
-    return tf.io.decode_jpeg(encoded, channels, dct_method="INTEGER_ACCURATE")

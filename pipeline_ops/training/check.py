@@ -22,7 +22,7 @@ from pipeline_ops.storage.local_files import write_json
 
 _missing = ""
 try:
-    import pipeline_ops.input.tensorflow_start  # noqa: F401  (before other imports of TensorFlow)
+    import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
 except ImportError as error:
     _missing = f"{sys.executable} has no TensorFlow ({error})"
 else:

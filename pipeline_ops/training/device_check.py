@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.system.host import Finding
 from pipeline_ops.training.strategy import SHOW_REASON, check_replicas

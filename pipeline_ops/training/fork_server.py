@@ -48,7 +48,7 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     os.set_inheritable(events, False)
-    import pipeline_ops.input.tensorflow_start  # noqa: F401  (before other imports of TensorFlow)
+    import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (once for all forks)
 
     # Keeps the collector from touching, and so copying, the memory that the forks share.

@@ -45,6 +45,7 @@ from pipeline_ops.served.client import (
     pack_detections,
     pack_raw_record,
     parse_raw_record,
+    skip_graph_optimizer,
 )
 from pipeline_ops.served.model import ServedClassifier, ServedDetector, ServedImages, add_assets
 from pipeline_ops.served.preprocessing import Preprocessing
@@ -102,7 +103,8 @@ def _write_references(
         for record in _read_references(paths, dataset):
             writer.write(record)
             pixels += parse_raw_record(record).pixels
-    outputs = served.prepared(tf.constant(pixels, tf.string))
+    with skip_graph_optimizer():
+        outputs = served.prepared(tf.constant(pixels, tf.string))
     is_detector = isinstance(served, ServedDetector)
     packed = pack_detections(outputs) if is_detector else outputs["probabilities"].numpy()
     with translate_write_errors(folder / REFERENCE_OUTPUTS):

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import pipeline_ops.input.tensorflow_start  # noqa: F401  (before other imports of TensorFlow)
+import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
 
 # isort: split
 import numpy as np

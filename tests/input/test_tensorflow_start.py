@@ -30,10 +30,10 @@ START = "import sys, os\nfrom pipeline_ops.input.tensorflow_start import tf\n"
 
 def test_what_is_not_needed_is_not_imported_and_can_still_be():
     code = (
-        START + "print([name in sys.modules for name in ('sklearn', 'scipy')])\n"
-        "import sklearn, scipy\nprint('later')"
+        START + "print([name in sys.modules for name in ('sklearn', 'scipy', 'keras')])\n"
+        "import sklearn, scipy, keras\nprint(tf.keras.Model is keras.Model)"
     )
-    assert run(code) == "[False, False]\nlater"
+    assert run(code) == "[False, False, False]\nTrue"
 
 
 @pytest.mark.training
@@ -46,7 +46,9 @@ def test_keras_trains_saves_and_loads_without_them(tmp_path):
     code = (
         START
         + f"""
-import keras, numpy
+import numpy
+from pipeline_ops.input.keras_start import keras
+assert not {{"sklearn", "scipy"}} & {{*sys.modules}}
 model = keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.GlobalAveragePooling2D(), \
 keras.layers.Dense(2, activation="softmax")])
 model.compile("adam", "sparse_categorical_crossentropy")

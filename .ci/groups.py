@@ -67,7 +67,7 @@ GROUPS = {
             "requirements",
         ),
     ),
-    "engines": Group(14, ("beam_jobs", "pipeline_ops/raw_data")),
+    "engines": Group(20, ("beam_jobs", "pipeline_ops/raw_data")),
     "faults": Group(
         18,
         (

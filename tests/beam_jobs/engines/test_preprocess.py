@@ -90,11 +90,16 @@ class TestEnd:
         assert not driver.plan.manifest.exists()
 
     def test_a_late_job_leaves_nothing_on_the_engine(self, digits, runner, cluster):
-        plan = digits.plan(runner)
-        soon = plan.request.model_copy(update={"deadline_seconds": 34})
-        status = digits.start(dataclasses.replace(plan, request=soon)).finish()
+        """In the middle of its work: Beam's job server for Spark ends with a job that is cancelled
+        while Spark starts."""
+        stages = ["decode", *["engine_stages:slow"] * 4, {"resize": {"height": 28, "width": 28}}]
+        plan = digits.plan(runner, **{"preprocess.stages": stages})
+        soon = plan.request.model_copy(update={"deadline_seconds": 60})
+        driver = digits.start(dataclasses.replace(plan, request=soon))
+        driver.wait_for_shards(1)
+        status = driver.finish()
         assert status.exit_code is ExitCode.RETRY
-        assert status.message == "not done after timeout_seconds (34)"
+        assert status.message == "not done after timeout_seconds (60)"
         wait_until(lambda: is_empty(cluster), seconds=MAX_CANCEL_SECONDS)
 
     @on_flink

@@ -135,10 +135,8 @@ class ServedImages(tf.Module, abc.ABC):
         if is_split:
             spec = [tf.RaggedTensorSpec((None, *shape), tf.float32, 0) for shape in shapes]
 
-        # A function of its own, so that all calls share one graph, which is optimized once.
-        attributes = {"_noinline": True}
-
-        @tf.function(input_signature=[item], autograph=False, experimental_attributes=attributes)
+        # A function of its own, so that all calls share one graph.
+        @tf.function(input_signature=[item], autograph=False)
         def serve_one(item: tf.Tensor) -> tuple[tf.Tensor, ...]:
             with tf.device("CPU:0"):  # not all of its operations are there for GPUs
                 images, windows = serve(item)

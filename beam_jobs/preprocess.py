@@ -74,7 +74,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
     decision = duplicates.decide_collection(config, source.found.records, hashes)
     validate_plan(config, source, decision)
-    try_stages(source)
+    try_stages(source, config, config_file, job.request.training)
     if training := job.request.training:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")

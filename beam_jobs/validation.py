@@ -8,22 +8,38 @@ them. They write only the verdict about the model.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision
 from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, shuffle
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
-from beam_jobs.stages import BoundStage, map_class_names, run_stages
-from beam_jobs.stages.stage import Example, Rejected
+from beam_jobs.stages import (
+    CATALOGUE,
+    BoundStage,
+    map_class_names,
+    raise_problems,
+    run_stages,
+)
+from beam_jobs.stages.stage import Box, Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size
-from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.model_check import PlannedTraining, requires_process, validate_training
+from pipeline_ops.jobs.model_check import (
+    PlannedTraining,
+    StageTrial,
+    StageTrials,
+    requires_process,
+    try_served_stages,
+    validate_training,
+)
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50
@@ -47,34 +63,113 @@ def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDe
     )
 
 
-def try_stages(source: SourceData) -> None:
-    """Raises ConfigError if a stage changes pixels of a test image, and a published model does not.
+def try_stages(
+    source: SourceData, config: Preprocess, config_file: Path, training: PlannedTraining | None
+) -> None:
+    """Raises ConfigError if a published model would not do to a raw image what the stages do.
 
-    A few images are tried, some of each suffix. The builders of shards look at all.
+    That is a stage that changes pixels of a test image and is not served, or a user's stage whose
+    `serve` does something else. A few images are tried, some of each suffix. The builders of shards
+    look at all, and the export at raw files that preprocessing keeps.
     """
-    if all(stage.unserved_in is None for stage in source.stages[1:]):
+    own = [each for each in source.stages if each.stage.serve and each.name not in CATALOGUE]
+    if not training or any(stage.served for stage in config.stages):
+        own = []
+    if not own and all(stage.unserved_in is None for stage in source.stages[1:]):
         return
-    stages = [source.stages[0], *map(_TriedStage.wrap, source.stages[1:])]
-    tried: Counter[str] = Counter()
-    for record in shuffle(source.found.records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
-        suffix = PurePosixPath(record.key).suffix.lower()
-        is_new = suffix not in tried and len(tried) < _MAX_SUFFIXES
-        if is_new or 0 < tried[suffix] < _IMAGES_OF_SUFFIX:
-            example = record.to_example(read_raw(record.file, source.folder), "test")
-            with contextlib.suppress(Rejected):
-                tried[suffix] += bool(run_stages(stages, example, Counter()))
+    with tempfile.TemporaryDirectory(prefix="stage-trial-") as folder:
+        served = _ServedTrials(own, config.stages, Path(folder))
+        rest = (_TriedStage.wrap(stage, served) for stage in source.stages[1:])
+        stages = [source.stages[0], *rest]
+        tried: Counter[str] = Counter()
+        for record in shuffle(source.found.records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
+            suffix = PurePosixPath(record.key).suffix.lower()
+            is_new = suffix not in tried and len(tried) < _MAX_SUFFIXES
+            if is_new or 0 < tried[suffix] < _IMAGES_OF_SUFFIX:
+                example = record.to_example(read_raw(record.file, source.folder), "test")
+                with contextlib.suppress(Rejected):
+                    tried[suffix] += bool(run_stages(stages, example, Counter()))
+        if training and served.trials:
+            served.check(training, config_file)
+
+
+@dataclasses.dataclass
+class _ServedTrials:
+    """Keeps what stages made of images, for the process that tries their `serve`."""
+
+    stages: Sequence[BoundStage]
+    configs: Sequence[StageConfig]
+    folder: Path
+    trials: list[StageTrial] = dataclasses.field(default_factory=list)
+
+    def keep(self, stage: BoundStage, before: Example, after: Sequence[Example]) -> None:
+        import numpy as np
+
+        file = self.folder / f"{len(self.trials)}.npz"
+        images: dict[str, Any] = {f"after_{index}": each.image for index, each in enumerate(after)}
+        boxes = _list_kept_boxes(before, after[0])
+        np.savez(
+            file,
+            before=before.image,
+            boxes_before=[_scale(one, before.shape) for one, _ in boxes],
+            boxes_after=[_scale(other, after[0].shape) for _, other in boxes],
+            **images,
+        )
+        self.trials.append(
+            StageTrial(
+                name=stage.name,
+                parameters=self.configs[stage.position].model_dump(mode="json")["parameters"],
+                position=stage.position,
+                key=before.key,
+                arrays=str(file),
+            )
+        )
+
+    def check(self, training: PlannedTraining, config_file: Path) -> None:
+        if found := try_served_stages(training, StageTrials(trials=self.trials)):
+            position, fault = found
+            [name] = {each.name for each in self.trials if each.position == position}
+            cure = "Correct it, or write `served: by_client` beside the name of the stage"
+            raise_problems(
+                [(("preprocess", "stages", position, name), f"{fault}. {cure}.")], config_file
+            )
+
+
+def _list_kept_boxes(before: Example, after: Example) -> list[tuple[Box, Box]]:
+    """Pairs of boxes that a stage has neither dropped nor cut at an edge."""
+    if not before.boxes or not after.boxes or len(before.boxes) != len(after.boxes):
+        return []
+    height, width = after.shape[:2]
+    return [
+        (one, other)
+        for one, other in zip(before.boxes, after.boxes, strict=True)
+        if min(other.ymin, other.xmin) > 0 and other.ymax < height and other.xmax < width
+    ]
+
+
+def _scale(box: Box, shape: Sequence[int]) -> list[float]:
+    height, width = shape[:2]
+    return [box.ymin / height, box.xmin / width, box.ymax / height, box.xmax / width]
 
 
 class _TriedStage(BoundStage):
     """A stage that works on a copy of the pixels, so that what it writes into them is a change."""
 
+    served: _ServedTrials
+
     @classmethod
-    def wrap(cls, stage: BoundStage) -> BoundStage:
-        return cls(**vars(stage)) if stage.unserved_in else stage
+    def wrap(cls, stage: BoundStage, served: _ServedTrials) -> BoundStage:
+        if not stage.unserved_in and stage not in served.stages:
+            return stage
+        tried = cls(**vars(stage))
+        object.__setattr__(tried, "served", served)
+        return tried
 
     def __call__(self, example: Example) -> list[Example]:
         results = super().__call__(example.replace(pixels=example.image.copy()))
         self.check_pixels(example, results)
+        if self.unserved_in is None and results:
+            self.served.keep(self, example, results)
         return results
 
 

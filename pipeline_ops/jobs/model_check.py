@@ -91,7 +91,7 @@ _CHECKED_KEYS = (
     "synchronized_batch_normalization",
     "freeze",
 )
-_MODULE = "pipeline_ops.training.check"
+_MODULE, _TRIAL_MODULE = "pipeline_ops.training.check", "pipeline_ops.served.trial"
 _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
@@ -107,6 +107,31 @@ class ModelCheckRequest(BaseModel):
     num_classes: int
     weights: str = ""
     """The file or the folder of weights that must fit the model."""
+
+
+class StageTrial(BaseModel):
+    """A stage of a user, and what its Python function has made of an image.
+
+    `position` is that of the stage in the config. The NPZ file `arrays` has the image as `before`,
+    the results as `after_0`, `after_1` ..., uint8 [H, W, C], and the B boxes that the stage kept as
+    `boxes_before` and `boxes_after`, float [B, 4], in fractions of the image and of `after_0`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    parameters: dict[str, Any] = {}
+    position: int
+    key: str
+    arrays: str
+
+
+class StageTrials(BaseModel):
+    """The input of the process that tries `serve` of stages."""
+
+    model_config = ConfigDict(frozen=True)
+
+    trials: list[StageTrial]
 
 
 def requires_process(train: Train) -> bool:
@@ -152,7 +177,8 @@ def validate_training(
     if verdict.exists():
         return
     _log.info("building the model %s on one batch", train.model)
-    response = _build_model(training, request)
+    task_name = f"builds the model {train.model}"
+    response = _run_check(_MODULE, request, _get_python(training), task_name)
     if fault := response.get("fault"):
         if any(path in fault for path in added):
             fault = fault.replace("train.metrics", "evaluate.gate", 1)
@@ -187,10 +213,23 @@ def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckReq
     )
 
 
-def _build_model(training: PlannedTraining, request: ModelCheckRequest) -> dict[str, Any]:
-    """Runs the check, without Airflow's keys, and without the GPU, which may be in use.
+def try_served_stages(training: PlannedTraining, trials: StageTrials) -> tuple[int, str] | None:
+    """Tries `serve` of stages on images.
 
-    No user code can write into its folder before it starts.
+    Returns the position of the first stage whose `serve` fails or does something else than the
+    stage, and the fault, or None. Raises MachineError if the process was killed or took too long.
+    """
+    _log.info("trying `serve` of stages on %d images", len({each.key for each in trials.trials}))
+    response = _run_check(_TRIAL_MODULE, trials, _get_python(training), "tries served stages")
+    if missing := response.get("missing"):
+        _log.warning("served stages are not tried before the training: %s", missing)
+    return (response["position"], response["fault"]) if "fault" in response else None
+
+
+def _run_check(module: str, request: BaseModel, python: str, task: str) -> dict[str, Any]:
+    """Runs a check, without Airflow's keys, and without the GPU, which may be in use.
+
+    No user code can write into its folder before it starts. `task` is for messages.
     """
     with tempfile.TemporaryDirectory(prefix="model-check-") as name:
         folder, answer = Path(name), Path(name) / "answer.json"
@@ -199,7 +238,7 @@ def _build_model(training: PlannedTraining, request: ModelCheckRequest) -> dict[
             (folder / package).symlink_to(CODE_ROOT / package)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "_AIRFLOW"))}
         path = os.pathsep.join(filter(None, [str(folder), kept.get("PYTHONPATH")]))
-        argv = [_get_python(training), "-P", "-m", _MODULE, str(answer)]
+        argv = [python, "-P", "-m", module, str(answer)]
         try:
             done = subprocess.run(
                 argv,
@@ -213,17 +252,15 @@ def _build_model(training: PlannedTraining, request: ModelCheckRequest) -> dict[
             )
         except subprocess.TimeoutExpired:
             raise MachineError(
-                f"the model was not built within {_TIMEOUT_SECONDS} s. Retry on an idle machine."
+                f"the process that {task} was not done within {_TIMEOUT_SECONDS} s. Retry on an "
+                "idle machine."
             ) from None
         except OSError as error:
             raise ConfigError(f"train.python: cannot start {argv[0]}: {error}") from None
         found: dict[str, Any] | None = read_json(answer)
         if found is None:
             log_tail = done.stdout.decode(errors="replace")[-_LOG_TAIL:].strip()
-            raise MachineError(
-                f"the process that builds the model {training.train['model']} ended with "
-                f"{done.returncode}:\n{log_tail}"
-            )
+            raise MachineError(f"the process that {task} ended with {done.returncode}:\n{log_tail}")
     return found
 
 

@@ -123,7 +123,7 @@ class Preprocessing:
         channels = image_shape[2]
         default = StageConfig(name="decode", parameters={"channels": channels})
         [decode] = self._bound[:1] or bind_stages([default])
-        return self.serve_image(_call(decode, encoded, channels)[0], image_shape)
+        return self.serve_image(serve_stage(decode, encoded, channels)[0], image_shape)
 
     def serve_image(self, image_HWC: tf.Tensor, image_shape: Shape) -> ServedImage:
         """Applies all stages after `decode` to an upright image, uint8, in TensorFlow."""
@@ -181,7 +181,7 @@ class Preprocessing:
                 return ""
             given = example.image if number else image_bytes
             [*made] = stage(example)
-            found = _call(stage, tf.constant(given), made[0].shape[2])[0].numpy()
+            found = serve_stage(stage, tf.constant(given), made[0].shape[2])[0].numpy()
             images = found if stage.stage.splits else found[np.newaxis]
             wanted = [each.image for each in made]
             if len(images) != len(wanted) or not all(map(is_equal, images, wanted)):
@@ -202,7 +202,7 @@ def _serve(
         )
         image, window = resize.serve(image_HWC, last.parameters)
         return ServedImage(tf.ensure_shape(image, image_shape)[tf.newaxis], window[tf.newaxis])
-    image, window = _call(stages[0], image_HWC, channels)
+    image, window = serve_stage(stages[0], image_HWC, channels)
     rest = functools.partial(_serve, stages[1:], image_shape=image_shape, has_boxes=has_boxes)
     if window is None:
         window = tf.constant([0.0, 0.0, 1.0, 1.0])
@@ -233,7 +233,9 @@ def _compose(outer_4: tf.Tensor, inner_T4: tf.Tensor) -> tf.Tensor:
     return tf.concat([low, low], 0) + inner_T4 * tf.concat([extent, extent], 0)
 
 
-def _call(stage: BoundStage, image: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor | None]:
+def serve_stage(
+    stage: BoundStage, image: tf.Tensor, channels: int
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """The result of a stage's `serve` as uint8, and its window if it returns one."""
     import tensorflow as tf
 

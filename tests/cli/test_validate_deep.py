@@ -212,3 +212,23 @@ def test_weights_that_are_missing_or_do_not_fit_are_refused(pictures, capsys):
     weights.write_bytes(b"none")
     code, output = deep(capsys, pictures, f"train.warm_start={weights}")
     assert code == 78 and f"cannot read {weights} as weights" in output
+
+
+@pytest.mark.training
+def test_a_serve_that_does_something_else_is_found_before_the_training(
+    pictures, capsys, monkeypatch
+):
+    """TensorFlow is in a process of its own."""
+    for served, fault in (("255 - image", ""), ("250 - image", "makes other pixels of ")):
+        text = f"{INVERT}\ndef serve(image, parameters: Invert):\n    return {served}\n"
+        name = f"own_served_{len(fault)}"
+        (pictures.parent / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(pictures.parent)
+        monkeypatch.setenv("PYTHONPATH", str(pictures.parent), prepend=os.pathsep)
+        stages = (
+            f"[{{decode: {{channels: 1}}}}, {name}:invert, {{resize: {{height: 28, width: 28}}}}]"
+        )
+        code, output = deep(capsys, pictures, f"preprocess.stages={stages}")
+        assert code == (78 if fault else 0), output
+        where = f"preprocess.stages.1.{name}:invert: `serve` of the stage {name}:invert {fault}"
+        assert (where in output) == bool(fault)

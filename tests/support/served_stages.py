@@ -58,3 +58,46 @@ def shift(image, parameters: Resize):
 
 
 SHIFTED_RESIZE = Stage(Resize, resize, serve=shift)
+
+
+@parameters
+class Corner:
+    top: float = 0.25
+    """The window that `serve` returns. That of the stage is 0.25."""
+
+
+def corner(example: Example, parameters: Corner) -> Example:
+    """Cuts off the upper quarter."""
+    rows = len(example.image) // 4
+    moved = [box.transform(down=-rows).clip(3 * rows, 1e9) for box in example.boxes or ()]
+    boxes = None if example.boxes is None else tuple(filter(None, moved))
+    return example.replace(pixels=example.image[rows:].copy(), boxes=boxes)
+
+
+def serve_corner(image, parameters: Corner):
+    import tensorflow as tf
+
+    cut = image[tf.shape(image)[0] // 4 :]
+    return (cut, tf.constant([parameters.top, 0.0, 1.0, 1.0])) if parameters.top else cut
+
+
+def invert_in_python(image, parameters):
+    import tensorflow as tf
+
+    inverted = tf.numpy_function(lambda pixels: 255 - pixels, [image], tf.uint8)
+    return tf.ensure_shape(inverted, [None, None, 1])
+
+
+def invert_some(image, parameters):
+    import tensorflow as tf
+
+    return 255 - tf.ensure_shape(image, [8, None, None])
+
+
+CORNER = Stage(Corner, corner, serve=serve_corner)
+INVERT_RIGHT = Stage(Invert, invert, serve=serve)
+INVERT_IN_PYTHON = Stage(Invert, invert, serve=invert_in_python)
+INVERT_SOME = Stage(Invert, invert, serve=invert_some)
+INVERT_ROW = Stage(Invert, invert, serve=lambda image, parameters: image[0])
+INVERT_SHORT = Stage(Invert, invert, serve=lambda image, parameters: 255 - image[1:])
+INVERT_SOFT = Stage(Invert, invert, serve=lambda image, parameters: 252 - image // 2 - image // 2)

@@ -87,8 +87,8 @@ def _check_data(config: PipelineConfig) -> str:
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
-    try_stages(source)
     training = PlannedTraining.from_config(config, sys.executable)
+    try_stages(source, preprocess, config.file, training)
     validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
     images = ", ".join(f"{len(members)} {name}" for name, members in decision.by_split.items())
     return f"{images} images; the model {config.train.model} accepts them"

@@ -117,6 +117,9 @@ def _summarize_search(config: PipelineConfig, run_id: str) -> dict[str, Any] | N
 
 def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
     figures = manifest and EvaluationFigures.model_validate(manifest.figures)
+    reasons = [rule.text for rule in figures.rules] if figures else []
+    if figures and figures.as_served.reason:
+        reasons.append(figures.as_served.text)
     return {
         "metrics": figures.challenger.metrics if figures else {},
         "baseline": figures.baseline if figures else {},
@@ -124,6 +127,6 @@ def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
         "gate": {
             "passed": figures and figures.gate_passed,
             "champion_version": figures and figures.champion_version,
-            "reasons": [rule.text for rule in figures.rules] if figures else [],
+            "reasons": reasons,
         },
     }

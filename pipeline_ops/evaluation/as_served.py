@@ -57,6 +57,8 @@ def find_raw_tests(inputs: Inputs, client: SavedModelClient) -> RawTests:
     preprocessing = Preprocessing.read(inputs.models[0].saved_model)
     if stages := preprocessing.client_stages:
         reason = f"raw files are not answered: {', '.join(stages)} is left to the client"
+        if any(not Preprocessing.read(each.saved_model).client_stages for each in inputs.models):
+            reason += ". The champion answers them, so its clients have to change"
         return RawTests((), frozenset(), reason)
     if not client.takes_files:
         return RawTests((), frozenset(), "the model takes no raw files")

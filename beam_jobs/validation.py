@@ -21,7 +21,7 @@ from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, 
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import (
-    CATALOGUE,
+    BUILT_IN,
     BoundStage,
     map_class_names,
     raise_problems,
@@ -72,7 +72,7 @@ def try_stages(
     `serve` does something else. A few images are tried, some of each suffix. The builders of shards
     look at all, and the export at raw files that preprocessing keeps.
     """
-    own = [each for each in source.stages if each.stage.serve and each.name not in CATALOGUE]
+    own = [each for each in source.stages if each.stage.serve and each.name not in BUILT_IN]
     if not training or any(stage.served for stage in config.stages):
         own = []
     if not own and all(stage.unserved_in is None for stage in source.stages[1:]):

@@ -68,6 +68,13 @@ CATALOGUE: dict[str, Stage] = {
 }
 
 
+BUILT_IN = frozenset(
+    ("decode", "filter", "map_classes", "clip_boxes", "tile", "resize", "augment", "equalize")
+    + ("encode",)
+)
+"""The stages that come with Trainyard. Those that are added to the catalogue are a user's."""
+
+
 def find_stage(name: str) -> Stage:
     """Returns the stage with this name, of the catalogue, an installed package or a module path."""
     if stage := CATALOGUE.get(name) or load_stage(name):
@@ -317,7 +324,7 @@ class BoundStage:
 
     def _list_cures(self) -> str:
         leave = "write `served: by_client` beside its name if clients of the model run the stages"
-        if self.name in CATALOGUE:
+        if self.name in BUILT_IN:
             return f"Remove it, or {leave}"
         return (
             f"Write a function `serve` beside it in {inspect.getfile(self.stage.function)}, "

@@ -263,7 +263,8 @@ class AsServed(Figures):
             + (
                 ""
                 if self.passed
-                else ", so the gate does not measure what is served. Correct `serve` of the stages"
+                else ", so the gate does not measure what is served. Correct `serve` of your own "
+                "stages; trainyard validate --deep compares it with the stage"
             )
         )
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from beam_jobs.stages import (
-    CATALOGUE,
+    BUILT_IN,
     BoundStage,
     bind_stages,
     digest_code,
@@ -36,7 +38,6 @@ from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.served.contract import PREPROCESSING
 from pipeline_ops.storage.parsing import parse_json_as
-from pipeline_ops.user_code.modules import locate_error
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -247,16 +248,15 @@ def serve_stage(
         return serve(image, stage.parameters)
 
     # A user's function may have Python's `if` and `while` over tensors.
-    run: Callable[..., Any] = call if stage.name in CATALOGUE else tf.function(call)
+    run: Callable[..., Any] = call if stage.name in BUILT_IN else tf.function(call)
     try:
         result = run(image)
     except ConfigError:
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        place, reason = _explain_failure(serve, error)
         raise ConfigError(
-            f"`serve` of the stage {stage.name} failed in {locate_error(error)}: "
-            f"{type(error).__name__}: {lines[0].strip()}"
+            f"`serve` of the stage {stage.name} failed in {place}: {reason}"
         ) from error
     served, window = result if isinstance(result, tuple) else (result, None)
     shape = getattr(served, "shape", None)
@@ -269,3 +269,22 @@ def serve_stage(
         limited = tf.clip_by_value(tf.cast(served, tf.float32), 0.0, 255.0)
         served = tf.cast(tf.round(limited), tf.uint8)
     return tf.ensure_shape(served, [*[None] * (shape.rank - 1), channels]), window
+
+
+def _explain_failure(serve: Callable[..., Any], error: Exception) -> tuple[str, str]:
+    """The last line of the file of `serve` at which an error passed, and the error in one line.
+
+    AutoGraph runs a copy of the code. It keeps the places in the original, and puts the original
+    error at the end of its own.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if metadata := getattr(error, "ag_error_metadata", None):
+        places = [(frame.filename, frame.lineno) for frame in metadata.translated_stack]
+        reason = lines[-1]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno) for frame in reversed(frames)]
+        reason = f"{type(error).__name__}: {lines[0]}"
+    file = getattr(getattr(inspect.unwrap(serve), "__code__", None), "co_filename", "")
+    own = [place for place in places if place[0] == file] or places[:1]
+    return ":".join(map(str, own[0])), reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import served_stages
 
 from beam_jobs.stages import find_stage
 from beam_jobs.stages.stage import Box, Example
@@ -44,6 +45,7 @@ def test_a_form_that_does_what_its_stage_does_is_accepted(tmp_path, name, boxes)
         ("INVERT_IN_PYTHON", "calls Python while it runs"),
         ("INVERT_SOME", r"failed on a\.png: "),
         ("INVERT_ROW", r"must return an image \[H, W, 1\], got the shape \(None, 1\)"),
+        ("INVERT_MISSPELT", rf"failed in {served_stages.__file__}:\d+: AttributeError: .*minimun"),
         ("INVERT_SHORT", r"makes \(15, 12, 1\) of a\.png, the stage makes \(16, 12, 1\)"),
     ],
 )

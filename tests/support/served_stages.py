@@ -101,3 +101,12 @@ INVERT_SOME = Stage(Invert, invert, serve=invert_some)
 INVERT_ROW = Stage(Invert, invert, serve=lambda image, parameters: image[0])
 INVERT_SHORT = Stage(Invert, invert, serve=lambda image, parameters: 255 - image[1:])
 INVERT_SOFT = Stage(Invert, invert, serve=lambda image, parameters: 252 - image // 2 - image // 2)
+
+
+def serve_misspelt(image, parameters: Invert):
+    import tensorflow as tf
+
+    return 255 - tf.minimun(image, 255)
+
+
+INVERT_MISSPELT = Stage(Invert, invert, serve=serve_misspelt)

@@ -577,10 +577,14 @@ class Train(TaskSection):
     max_restarts: int = operational_field(3, ge=0, le=1000, is_advanced=True)
     """Number of restarts of the whole gang from its last checkpoint before the task fails."""
     start_timeout_seconds: int = operational_field(300, ge=1)
-    """Time until each worker must have made its first step. Otherwise the gang is restarted."""
+    """Time until all workers must have met. Otherwise the gang is restarted."""
     step_timeout_seconds: int = operational_field(120, ge=1)
-    """Time without a report from a worker after which it counts as hung, and the gang is
-    restarted."""
+    """Time of a training step after which it counts as hung, and the gang is restarted. A call of
+    `steps_per_call` steps may take that many times as long."""
+    phase_timeout_seconds: int = operational_field(1800, ge=1, is_advanced=True)
+    """Time without progress after which a worker counts as hung in any other phase than a training
+    step: reading labels, building a cache, compiling, validating, in a callback, saving. A phase
+    that makes progress may last as long as it needs."""
     heartbeat_timeout_seconds: int = operational_field(15, ge=2, is_advanced=True)
     """Time without a sign of life from a host or a process after which it counts as lost, even in
     the middle of a long step."""

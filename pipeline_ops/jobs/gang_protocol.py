@@ -26,6 +26,9 @@ RUN_VARIABLE = "TRAINYARD_RUN"
 FORK_SERVER = "fork server"
 """The name of the fork server in the heartbeats."""
 
+JOINING_PHASE, TRAIN_PHASE = "joining", "train"
+"""Phases of a worker's progress: it waits for the others at the start, and it takes steps."""
+
 Role = Literal["chief", "worker", "ps"]
 """TensorFlow's roles. Only a gang with parameter servers has a `chief`; else it is worker 0."""
 Isolation = Literal["never", "where possible", "always"]

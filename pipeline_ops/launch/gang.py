@@ -34,6 +34,8 @@ from pipeline_ops.errors import (
 )
 from pipeline_ops.jobs.gang_protocol import (
     HEARTBEAT_SECONDS,
+    JOINING_PHASE,
+    TRAIN_PHASE,
     Command,
     Event,
     StoredWork,
@@ -182,6 +184,11 @@ class _Process:
         self.reader.seek_end()  # earlier incarnations have written to the same file
 
     @property
+    def has_met(self) -> bool:
+        """Returns whether it has passed the start, where all workers wait for each other."""
+        return self.phase not in ("", JOINING_PHASE)
+
+    @property
     def has_crashed(self) -> bool:
         """Returns whether it crashed, as TensorFlow may when it gives up a collective."""
         return self.exit_code in (-signal.SIGSEGV, -signal.SIGABRT)
@@ -194,9 +201,9 @@ class _Process:
 class WorkerMonitor:
     """The processes of one incarnation: their state, and the one that failed first.
 
-    A process is judged by its exit, its heartbeat, its progress file and, before its first step,
-    the clock. When a process is lost, its peers fail a moment later with a connection error. Such
-    an echo counts as the cause only if nothing else explains the failure.
+    A process is judged by its exit, its heartbeat, its progress file and, until the workers have
+    met, the clock. When a process is lost, its peers fail a moment later with a connection error.
+    Such an echo counts as the cause only if nothing else explains the failure.
     """
 
     def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
@@ -247,7 +254,7 @@ class WorkerMonitor:
                         process.is_stopped = process.spec.name in event.stopped
                         # It waits for its peers inside TensorFlow, where none of its threads
                         # advances. It is alive unless it is stopped.
-                        is_joining = process.phase == "joining" and not process.is_stopped
+                        is_joining = process.phase == JOINING_PHASE and not process.is_stopped
                         if is_joining or process.spec.name in event.names:
                             process.last_heartbeat = time.monotonic()
 
@@ -257,7 +264,9 @@ class WorkerMonitor:
         for process in self._processes.values():
             for event in process.reader.read_new():
                 events.append((process.spec, event))
-                process.last_progress, process.phase = time.monotonic(), event.phase
+                process.last_progress = time.monotonic()
+                if event.phase != "warning":
+                    process.phase = event.phase
                 match event.phase:
                     case "train":
                         process.step = event.done or 0
@@ -339,28 +348,47 @@ class WorkerMonitor:
         )
 
     def _find_late_worker(self) -> TrainyardError | None:
+        """Finds a process that has not met the others in time, or that makes no progress.
+
+        Workers wait for each other, so the gang advances as long as one of them does. Once all are
+        silent, it is the one outside of a step that the others wait for.
+        """
         now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
-        late = [process.spec.name for process in awaited if process.step is None]
-        if late and now - self._started > self._config.start_timeout_seconds:
-            states = ", ".join(
-                f"{process.spec.name} on {process.spec.host} "
-                + (f"is {process.phase}" if process.phase else "has not started")
-                for process in self._running
+        if late := [process for process in awaited if not process.has_met]:
+            return self._describe_start(late[0])
+        if not awaited:
+            return None
+        silent = now - max(process.last_progress for process in awaited)
+        process = min(awaited, key=lambda each: (each.phase == TRAIN_PHASE, each.last_progress))
+        if process.phase == TRAIN_PHASE:
+            limit = self._config.step_timeout_seconds * self._config.steps_per_call
+            rule = (
+                f"train.step_timeout_seconds is {self._config.step_timeout_seconds}, and a call "
+                f"has up to {self._config.steps_per_call} steps (train.steps_per_call)"
             )
-            return MachineError(
-                f"no step within {self._config.start_timeout_seconds} s "
-                f"(train.start_timeout_seconds): {states}. "
-                f"The log of {late[0]} is {self._attempt.worker_log(late[0])}"
-            )
-        for process in awaited:
-            silent = now - process.last_progress
-            if process.step is not None and silent > self._config.step_timeout_seconds:
-                return self._blame(
-                    process,
-                    f"has reported no progress for {silent:.0f} s "
-                    f"(train.step_timeout_seconds is {self._config.step_timeout_seconds})",
-                )
-        return None
+        else:
+            limit = self._config.phase_timeout_seconds
+            rule = f"train.phase_timeout_seconds is {limit}"
+        if silent <= limit:
+            return None
+        problem = (
+            f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
+        )
+        return self._blame(process, problem)
+
+    def _describe_start(self, late: _Process) -> TrainyardError | None:
+        if time.monotonic() - self._started <= self._config.start_timeout_seconds:
+            return None
+        states = ", ".join(
+            f"{process.spec.name} on {process.spec.host} "
+            + (f"is {process.phase}" if process.phase else "has not started")
+            for process in self._running
+        )
+        return MachineError(
+            f"the workers have not met within {self._config.start_timeout_seconds} s "
+            f"(train.start_timeout_seconds): {states}. "
+            f"The log of {late.spec.name} is {self._attempt.worker_log(late.spec.name)}"
+        )
 
 
 @dataclasses.dataclass

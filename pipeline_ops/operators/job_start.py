@@ -99,7 +99,7 @@ class ProgressLog:
     def _is_due(self, event: ProgressEvent) -> bool:
         is_due = (
             bool(event.message)
-            or event.phase != self._last_phase
+            or (event.phase != self._last_phase and bool(event.done))
             or event.time - self._last_time >= _LOG_SECONDS
             or (event.done is not None and event.done == event.total)
         )

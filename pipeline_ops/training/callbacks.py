@@ -153,6 +153,10 @@ class KerasCallbacks:
         """Puts what the callbacks remember into the state. Raises ConfigError."""
         state.callbacks = [each.save() for each in self._lists]
 
+    @property
+    def is_empty(self) -> bool:
+        return self._model is None
+
     def call(
         self, hook: str, state: TrainingState, *arguments: Any, keep_weights: bool = False
     ) -> bool:

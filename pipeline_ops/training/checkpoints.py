@@ -280,7 +280,7 @@ class Checkpoints:
     ):
         self.folder, self._keep = folder, keep
         self.store, self._warn, self._gather, self._is_chief = store, warn, gather, is_chief
-        self._saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
+        self.saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
         self._remedy = "Mount the same folder on all hosts."
         if self._is_exchanged:
             self._remedy = "The chief's warnings say why it was not stored."
@@ -307,7 +307,7 @@ class Checkpoints:
         `best` has the weights of a new best epoch, which must not change afterwards. Raises
         MachineError if the previous checkpoint could not be written.
         """
-        self._saved_step = state.step
+        self.saved_step = state.step
         if not self._is_chief:
             return
         self.wait()
@@ -350,7 +350,7 @@ class Checkpoints:
             )
         self._gather(_READY)
         # A share may show a new file late. After the timeout the workers agree on an older one.
-        file = self._get_path(CheckpointId(0, self._saved_step))
+        file = self._get_path(CheckpointId(0, self.saved_step))
         deadline = time.monotonic() + timeout_seconds
         while not self.store and not file.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -371,7 +371,7 @@ class Checkpoints:
             own = f"{restored.id.stem} {restored.digest}" if restored else ""
             messages = self._gather(own.encode())
             if len(set(messages)) == 1:
-                self._saved_step = restored.state.step if restored else 0
+                self.saved_step = restored.state.step if restored else 0
                 return restored
             found = [message.decode().partition(" ") for message in messages]
             ids = [CheckpointId.parse(name) for name, _, _ in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -80,6 +81,9 @@ class InputPipeline:
         self.validation = open_split(dataset, "validation", for_validation)
         # Its parts get smaller with those of training, where a device has little memory.
         size = max(1, task.evaluation_batch_size // config.micro_batches)
+        index, workers = shard
+        num_own = len(range(index, self.validation.num_examples, workers))
+        self.num_validation_batches = math.ceil(num_own / size)
         self.validation_batches = build_evaluation_dataset(
             self.validation, task.parse, size, *shard
         )

@@ -143,7 +143,7 @@ class Loop(abc.ABC):
         raise NotImplementedError  # for sharded weights, which a rule of the config ensures
 
     @abc.abstractmethod
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+    def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         """Adds up the sums of the best weights over the batches of all workers."""
 
     @abc.abstractmethod
@@ -463,7 +463,7 @@ class SynchronousLoop(Loop):
             scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
 
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+    def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Workers may have different numbers of batches, so they exchange only the final sums.
         raw = self.get_weights() if self._config.optimizer.average_weights else None
         if raw:

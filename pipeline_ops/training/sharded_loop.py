@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -173,7 +173,7 @@ class ParameterServerLoop(ShardedLoop):
         sums, gradients = self._accumulate_gradients(differentiate, features, labels)
         return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
 
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+    def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         """Evaluates on the chief alone, with its own copy of the weights."""
         self.model.set_weights(self.get_best_weights())
         return total_sums([self._evaluate_batch(*batch) for batch in batches])
@@ -280,7 +280,7 @@ class DTensorLoop(ShardedLoop):
         # The new values are not read again, because a read may come before the write.
         return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
 
-    def evaluate(self, batches: tf.data.Dataset) -> BatchSums:
+    def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Draws no numbers, but the model as a function takes all of its variables.
         states = self._generators.compute_states(0, 0)
         arguments = ((*batch, states) for batch in batches)

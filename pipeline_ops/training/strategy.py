@@ -85,9 +85,9 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "multi_worker_mirrored" if spec.workers > 1:
             implementation = choose_communication(config, gpus)
             communication = implementation.value.lower()
-            # A longer step means a lost peer. A killed peer is noticed at once.
+            # Peers wait there for one that validates longer. A killed peer is noticed at once.
             options = tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=float(config.step_timeout_seconds),
+                timeout_seconds=float(config.phase_timeout_seconds),
                 implementation=implementation,
             )
             with override_local_devices(devices):

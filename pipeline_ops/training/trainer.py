@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -40,11 +40,12 @@ from pipeline_ops.training.checkpoints import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import compute_schedule_factor
+from pipeline_ops.training.stop_signal import StopReceived, StopSignal
 from pipeline_ops.training.strategy import find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.usage import GpuMonitor, TimeSums
 
-_REPORT_SECONDS = 0.25
+_REPORT_SECONDS, _VALIDATION_REPORT_SECONDS = 0.25, 1.0
 _DIVERGENCE_FACTOR = 0.5
 """The factor of `lower_learning_rate`."""
 
@@ -75,8 +76,7 @@ class Trainer:
     """Sets the loop's weights for a new training, and returns its state."""
     callbacks: KerasCallbacks
     tensorboard: TensorboardWriter | None
-    stop: threading.Event
-    """Set if this worker was asked to stop."""
+    stop: StopSignal
     progress: ProgressWriter
     gpu_monitor: GpuMonitor
     times: TimeSums = dataclasses.field(default_factory=TimeSums, init=False)
@@ -93,6 +93,7 @@ class Trainer:
         self.callbacks.begin(self.state)
         if self.state.step == 0:
             self._save()  # for a divergence in the first steps
+        self.progress.report("compiling", message="traces and compiles the first step")
         while len(self.state.history) < self.input.num_epochs and not self.state.stopped_early:
             try:
                 self._train_epoch()
@@ -101,7 +102,10 @@ class Trainer:
                 continue
             if self._has_reached_limit():
                 break
+            if self.checkpoints.saved_step != self.state.step:
+                self._save()  # no fault of the validation costs the epoch
             self._end_epoch()
+        self.progress.report("finishing")
         self._end_callbacks()
         self.checkpoints.wait()
         if self.tensorboard:
@@ -160,7 +164,7 @@ class Trainer:
         end = self.input.compute_epoch_end(epoch)
         end = min(end, self.spec.steps_limit or end)
         if state.step == begin:
-            self.callbacks.call("on_epoch_begin", state, epoch)
+            self._call_hook("on_epoch_begin", epoch)
         reported = 0.0
         while state.step < end and not state.stopped_early:
             steps_to_checkpoint = every - state.step % every
@@ -181,10 +185,13 @@ class Trainer:
             if is_due or result.is_stop_requested:
                 self._save()
             if result.is_stop_requested:
-                self.checkpoints.wait_until_stored()
-                self.progress.report("preempted", state.step, unit="steps")
-                message = f"stopped by SIGTERM after step {state.step}. Its checkpoint is saved."
-                raise MachineError(message)
+                self._leave()
+
+    def _leave(self) -> NoReturn:
+        self.checkpoints.wait_until_stored()
+        step = self.checkpoints.saved_step
+        self.progress.report("preempted", step, unit="steps")
+        raise MachineError(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
 
     def _find_frozen(self) -> set[int]:
         """Finds the weights that do not learn in the running epoch, by their positions."""
@@ -275,9 +282,28 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         state = self.state
-        self.callbacks.call("on_test_begin", state)
-        validated = compute_figures(self.task, self.loop.evaluate(self.input.validation_batches))
-        self.callbacks.call("on_test_end", state, validated)
+        try:
+            with self.stop.interrupting():
+                self._validate()
+        except StopReceived:
+            self._leave()
+        state.epoch_sums = EpochSums()
+        # All workers read, because some variables are averaged over the workers when they are read.
+        weights = self.loop.get_best_weights()
+        epoch = state.history[-1]
+        if state.best_epoch == epoch.epoch:
+            self._save(weights)
+        if self.tensorboard:
+            shares, gpus = self.times.compute_shares(), self.gpu_monitor.gpus
+            self.tensorboard.write(epoch, weights, shares, gpus)
+        self._report(epoch.metrics, len(state.history))
+
+    def _validate(self) -> None:
+        """Computes the figures of the epoch that ends, and adds them to the history."""
+        state = self.state
+        self._call_hook("on_test_begin")
+        validated = compute_figures(self.task, self.loop.evaluate(self._iterate_validation()))
+        self._call_hook("on_test_end", validated)
         epoch = Epoch(
             epoch=len(state.history),
             step=state.step,
@@ -286,21 +312,29 @@ class Trainer:
             | {f"validation_{name}": value for name, value in validated.items()},
         )
         end_epoch(self.config, state, epoch)
-        self.callbacks.call("on_epoch_end", state, epoch.epoch, to_logs(epoch.metrics))
-        state.epoch_sums = EpochSums()
-        # All workers read, because some variables are averaged over the workers when they are read.
-        weights = self.loop.get_best_weights()
-        if state.best_epoch == epoch.epoch:
-            self._save(weights)
-        if self.tensorboard:
-            shares, gpus = self.times.compute_shares(), self.gpu_monitor.gpus
-            self.tensorboard.write(epoch, weights, shares, gpus)
-        self._report(epoch.metrics, len(state.history))
+        self._call_hook("on_epoch_end", epoch.epoch, to_logs(epoch.metrics))
+
+    def _call_hook(self, hook: str, *arguments: Any) -> bool:
+        """Calls a hook of all callbacks, a phase of its own. See `KerasCallbacks.call`."""
+        if self.callbacks.is_empty:
+            return False
+        self.progress.report("callbacks")
+        return self.callbacks.call(hook, self.state, *arguments)
+
+    def _iterate_validation(self) -> Iterator[Any]:
+        """Yields this worker's batches of the validation split, and reports how many are done."""
+        total, reported = self.input.num_validation_batches, time.monotonic()
+        self.progress.report("validate", 0, total, "batches")
+        for done, batch in enumerate(self.input.validation_batches):
+            if time.monotonic() - reported > _VALIDATION_REPORT_SECONDS:
+                self.progress.report("validate", done, total, "batches")
+                reported = time.monotonic()
+            yield batch
 
     def _end_callbacks(self) -> None:
         state = self.state
         logs = to_logs(state.history[-1].metrics) if state.history else None
-        if self.callbacks.call("on_train_end", state, logs) and not self._has_reached_limit():
+        if self._call_hook("on_train_end", logs) and not self._has_reached_limit():
             self._best = self.loop.get_weights()
             state.warnings.append(
                 "A callback has set the weights at the end of the training. They may not be those "

@@ -25,7 +25,13 @@ from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.gang_protocol import STATE, TRAINED, WorkerSpec, format_worker_digest_name
+from pipeline_ops.jobs.gang_protocol import (
+    JOINING_PHASE,
+    STATE,
+    TRAINED,
+    WorkerSpec,
+    format_worker_digest_name,
+)
 from pipeline_ops.jobs.local_inputs import (
     HostDataset,
     open_host_cache,
@@ -55,6 +61,7 @@ from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
+from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
     build_placed,
@@ -85,7 +92,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     peers that may have left already, and then blocks for the ten seconds of TensorFlow's timeout.
     """
     progress = ProgressWriter(Path(spec.progress), spec.index)
-    progress.report("joining", message=f"{spec.name} of {spec.workers} joins")
+    progress.report(JOINING_PHASE, message=f"{spec.name} of {spec.workers} joins")
     if spec.is_server:
         _serve(spec, progress)
     request = read_request(open_path(spec.request))
@@ -191,19 +198,6 @@ def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:
     ).join()
 
 
-def _stop_on_sigterm() -> threading.Event:
-    """Returns an event that a SIGTERM to this process sets. Called in the main thread."""
-    stop = threading.Event()
-
-    def request_stop(*_: object) -> None:
-        # A second signal must not interrupt `set`, which holds a lock.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, request_stop)
-    return stop
-
-
 def build_trainer(
     spec: WorkerSpec,
     request: Request,
@@ -213,7 +207,7 @@ def build_trainer(
     monitor: GpuMonitor,
 ) -> Trainer:
     """Builds the parts of a training."""
-    stop = _stop_on_sigterm()
+    stop = StopSignal()
 
     def report_input(message: str) -> None:
         progress.report("input", message=message)

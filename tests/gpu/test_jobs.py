@@ -9,7 +9,7 @@ import signal
 import pytest
 from gangs import ALONE
 from launch.outcomes import assert_went_on
-from launch.running import INTERVAL, RunningJob, starting
+from launch.running import STEPS_PER_EPOCH, RunningJob, starting
 
 from pipeline_ops.errors import ExitCode
 
@@ -54,7 +54,7 @@ def test_a_killed_worker_goes_on_from_the_checkpoint_to_the_same_weights(
         job.wait_until_held()
         os.kill(job.worker("worker 0"), signal.SIGKILL)
         assert_went_on(undisturbed, job)
-        assert job.steps("restored") == [INTERVAL]
+        assert job.steps("restored") == [STEPS_PER_EPOCH]
         assert job.figures().restarts == 1
         assert job.figures().weights_digest == undisturbed.figures().weights_digest
 

@@ -152,8 +152,7 @@ class RunningJob:
 
     def wait_until_held(self) -> None:
         """Waits until the chief is held and the checkpoints of the first epoch are written."""
-        every = self.job.request.config["checkpoint_every_steps"]
-        newest = self.job.work / f"checkpoint-{STEPS_PER_EPOCH // every * every:09d}.npz"
+        newest = self.job.work / f"checkpoint-{STEPS_PER_EPOCH:09d}.npz"
         self.wait_until(lambda: newest.exists() and self._hold.with_name("held").exists())
 
     def release(self) -> None:

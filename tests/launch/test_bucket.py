@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 from launch.on_bucket import bucket_jobs, upload_dataset
-from launch.running import INTERVAL, wait_until
+from launch.running import STEPS_PER_EPOCH, wait_until
 from object_servers.s3_server import S3Server
 
 from pipeline_ops.errors import ExitCode
@@ -49,7 +49,9 @@ def assert_same_weights(job, undisturbed) -> None:
 
 
 @pytest.mark.hosts
-def test_a_host_that_is_lost_with_its_disk_costs_one_interval(start, undisturbed, tmp_path):
+def test_a_host_that_is_lost_with_its_disk_costs_no_more_than_an_interval(
+    start, undisturbed, tmp_path
+):
     first = start("lost", is_held=True)
     first.wait_until_held()
     first.kill()
@@ -58,7 +60,7 @@ def test_a_host_that_is_lost_with_its_disk_costs_one_interval(start, undisturbed
     second = start("other")
     assert second.end().exit_code == ExitCode.SUCCESS, second.read_log()
     [step] = second.read_steps("restored")
-    assert step == INTERVAL
+    assert step == STEPS_PER_EPOCH
     assert second.read_steps("restored", "worker 1") == [step]
     assert_same_weights(second, undisturbed)
     assert second.work.walk() == [], "the checkpoints are removed with the end of the training"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from launch.outcomes import assert_went_on, repeated_steps
-from launch.running import INTERVAL, STEPS_PER_EPOCH, RunningJob, wait_until
+from launch.running import STEPS_PER_EPOCH, RunningJob, wait_until
 
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressEvent
@@ -59,7 +59,7 @@ def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_not
     job.wait_until_held()
     os.kill(find_process(job, role), number)
     assert_went_on(undisturbed, job)
-    assert job.steps("restored") == [INTERVAL]
+    assert job.steps("restored") == [STEPS_PER_EPOCH]
     figures = job.figures()
     assert figures.restarts == 1
     assert len(set(figures.worker_weights_digests)) == 1
@@ -101,12 +101,14 @@ def test_what_is_done_again_is_counted():
 
 
 @pytest.mark.faults
-def test_a_hung_step_is_noticed_though_the_process_lives(start, undisturbed):
-    """The supervisor or a waiting peer notices it first."""
-    job = start(is_held=True, train__step_timeout_seconds=5)
+def test_a_hung_callback_is_noticed_though_the_process_lives_and_is_no_step(start, undisturbed):
+    """The peer waits for it in a step, for longer than a step may take, and is not blamed."""
+    limits = {"train__step_timeout_seconds": 1, "train__phase_timeout_seconds": 8}
+    job = start(is_held=True, **limits, train__steps_per_call=1)
     assert_went_on(undisturbed, job)
     [reported] = job.messages("restart")
-    assert "worker 0" in reported and "for 5 s (train.step_timeout_seconds" in reported
+    assert "worker 0 on localhost has reported no progress for 8 s" in reported
+    assert "in the phase callbacks (train.phase_timeout_seconds is 8)" in reported
 
 
 @pytest.mark.faults
@@ -118,7 +120,7 @@ def test_a_killed_launcher_leaves_nobody_and_the_next_try_goes_on_from_the_check
     job.kill_launcher()
     again = start("second")
     assert_went_on(undisturbed, job, again)
-    assert again.steps("restored") == [INTERVAL]
+    assert again.steps("restored") == [STEPS_PER_EPOCH]
 
 
 @pytest.mark.faults

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from launch.outcomes import assert_went_on
-from launch.running import INTERVAL
+from launch.running import STEPS_PER_EPOCH
 
 from pipeline_ops.errors import ExitCode
 
@@ -37,7 +37,7 @@ def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_not
     job.wait_until_held()
     os.kill(job.worker(name), number)
     assert_went_on(undisturbed, job, chief="chief")
-    assert job.steps("restored", "chief") == [INTERVAL]
+    assert job.steps("restored", "chief") == [STEPS_PER_EPOCH]
     [message] = job.messages("restart")
     assert name in message
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from launch.network import Network, why_not
 from launch.outcomes import assert_same, assert_went_on
-from launch.running import INTERVAL, RunningJob, command, parent, starting
+from launch.running import INTERVAL, STEPS_PER_EPOCH, RunningJob, command, parent, starting
 from scenes import AUGMENT, DETECTORS, DIGIT_SCENES, SGD
 
 from pipeline_ops.artifacts.layout import lock_file
@@ -222,7 +222,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, undisturbed):
     job.kill_launcher()
     again = start(name="second")
     assert_went_on(undisturbed, job, again)
-    assert again.steps("restored") == [INTERVAL]
+    assert again.steps("restored") == [STEPS_PER_EPOCH]
 
 
 @pytest.mark.hosts
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     job.wait_until_held()
     job.kill_launcher()
     newest, damaged = (
-        job.job.work / f"checkpoint-{INTERVAL:09d}.npz",
+        job.job.work / f"checkpoint-{STEPS_PER_EPOCH:09d}.npz",
         tmp_path / "damaged",
     )
     damaged.write_bytes(newest.read_bytes()[:5000])
@@ -288,10 +288,10 @@ def test_a_checkpoint_that_one_host_can_not_read_is_given_up_by_all(
     )
     again = start(name="second", train__max_restarts=0)
     assert again.end() == ExitCode.SUCCESS, again.message()
-    assert again.steps("restored") == again.steps("restored", "worker 1") == [0]
+    assert again.steps("restored") == again.steps("restored", "worker 1") == [INTERVAL]
     assert (
-        f"worker 1 cannot read a checkpoint in {newest.parent} that is newer than step 0, "
-        f"but other workers read the one of step {INTERVAL}"
+        f"worker 1 cannot read a checkpoint in {newest.parent} that is newer than step {INTERVAL}, "
+        f"but other workers read the one of step {STEPS_PER_EPOCH}"
     ) in "".join(again.figures().warnings)
     assert_same(again, undisturbed)
 

@@ -68,7 +68,7 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
 
 
 def test_a_crash_of_the_waiting_peer_is_not_taken_for_the_hang_that_it_gave_up(tmp_path):
-    scene = Scene(tmp_path, step_timeout_seconds=1)
+    scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=1)
     scene.reports("worker 0", "train", 22)
     scene.reports("worker 1", "train", 22)
     scene.ends("worker 1", -11)
@@ -128,14 +128,66 @@ def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
     assert "worker 1 on h2 has sent no heartbeat" in text
 
 
-def test_a_gang_that_makes_no_step_is_told_with_everybodys_state(tmp_path):
+def test_a_gang_that_does_not_meet_is_told_with_everybodys_state(tmp_path):
     scene = Scene(tmp_path, start_timeout_seconds=1)
     scene.reports("worker 0", "joining")
     time.sleep(1.1)
     assert (
-        "no step within 1 s (train.start_timeout_seconds): worker 0 on h1 is joining, "
-        "worker 1 on h2 has not started"
+        "the workers have not met within 1 s (train.start_timeout_seconds): "
+        "worker 0 on h1 is joining, worker 1 on h2 has not started"
     ) in str(scene.monitor.find_failure())
+
+
+def test_a_gang_that_has_met_may_build_and_compile_for_longer_than_the_start(tmp_path):
+    scene = Scene(tmp_path, start_timeout_seconds=1)
+    for name in ("worker 0", "worker 1"):
+        for phase in ("joining", "building", "input", "compiling"):
+            scene.reports(name, phase)
+    time.sleep(1.1)
+    assert scene.monitor.find_failure() is None
+
+
+def test_one_worker_that_validates_keeps_the_waiting_ones_alive(tmp_path):
+    """Longer than a step, and than the limit of a phase without progress."""
+    scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=1, phase_timeout_seconds=1)
+    scene.reports("worker 1", "train", 22)
+    began = time.monotonic()
+    while time.monotonic() < began + 2.5:
+        scene.reports("worker 0", "validate", int(time.monotonic() - began))
+        assert scene.monitor.find_failure() is None
+        time.sleep(0.2)
+    scene.reports("worker 0", "train", 22)
+    assert scene.monitor.find_failure() is None, "the other one has just been released"
+
+
+@pytest.mark.parametrize("phase", ["callbacks", "validate", "input", "compiling", "finishing"])
+def test_the_worker_that_is_silent_in_a_phase_is_named_and_not_those_who_wait(tmp_path, phase):
+    scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=1, phase_timeout_seconds=2)
+    scene.reports("worker 1", phase)
+    scene.reports("worker 0", "train", 22)
+    time.sleep(1.2)
+    assert scene.monitor.find_failure() is None, "that is no step"
+    expected = f"worker 1 on h2 has reported no progress for 2 s in the phase {phase} (train.phase"
+    assert expected in scene.until_it_fails()
+
+
+def test_a_call_of_several_steps_may_take_as_many_times_as_long(tmp_path):
+    scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=3)
+    for name in ("worker 0", "worker 1"):
+        scene.reports(name, "train", 22)
+    time.sleep(1.5)
+    assert scene.monitor.find_failure() is None
+    assert "for 3 s in the phase train (train.step_timeout_seconds is 1" in scene.until_it_fails()
+
+
+def test_a_warning_is_no_phase(tmp_path):
+    """One comes before the workers have met."""
+    scene = Scene(tmp_path, start_timeout_seconds=1)
+    for name in ("worker 0", "worker 1"):
+        scene.reports(name, "joining")
+        scene.reports(name, "warning")
+    time.sleep(1.1)
+    assert "worker 0 on h1 is joining" in str(scene.monitor.find_failure())
 
 
 @pytest.mark.parametrize(

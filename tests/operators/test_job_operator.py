@@ -146,7 +146,7 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     events = ProgressReader(task.handle.attempt.worker_progress("worker 0")).read_new()
     [restored] = [event for event in events if event.phase == "restored"]
     # Of 22 steps. The newest checkpoint may have been in the making.
-    assert restored.done in (15, 20)
+    assert restored.done in (20, 22)
 
 
 async def collect_events(trigger: JobTrigger) -> list:

@@ -449,6 +449,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "train.checkpoint_every_steps": [{"train.checkpoint_every_steps": n} for n in (1, 9, 10**6)],
     "train.start_timeout_seconds": [{"train.start_timeout_seconds": 600}],
     "train.step_timeout_seconds": [{"train.step_timeout_seconds": 600}],
+    "train.phase_timeout_seconds": [{"train.phase_timeout_seconds": 600}],
     "train.heartbeat_timeout_seconds": [{"train.heartbeat_timeout_seconds": 60}],
     "description": [{"description": "A *pipeline* of <b>tests</b>."}],
     "owner": [{"owner": "vision"}],

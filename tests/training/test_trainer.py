@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,6 +10,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums
 from pipeline_ops.training.checkpoints import DivergedStep, TrainingState
 from pipeline_ops.training.loop import StepResult
+from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.trainer import Trainer
 
 
@@ -47,13 +47,14 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
             compute_epoch_end=lambda epoch: 4,
             num_epochs=1,
             total_steps=4,
-            validation_batches=None,
+            validation_batches=[],
+            num_validation_batches=0,
         ),
-        mock.Mock(**{"restore_common.return_value": None}),
+        mock.Mock(**{"restore_common.return_value": None}, saved_step=0),
         lambda: state,
-        mock.Mock(**{"has_batch_hooks": False, "call.return_value": False}),
+        mock.Mock(**{"has_batch_hooks": False, "is_empty": True}),
         None,
-        threading.Event(),
+        StopSignal(),
         mock.Mock(),
         mock.Mock(gpus=[]),
     )

@@ -579,8 +579,8 @@ class Train(TaskSection):
     start_timeout_seconds: int = operational_field(300, ge=1)
     """Time until all workers must have met. Otherwise the gang is restarted."""
     step_timeout_seconds: int = operational_field(120, ge=1)
-    """Time of a training step after which it counts as hung, and the gang is restarted. A call of
-    `steps_per_call` steps may take that many times as long."""
+    """Time of a training step after which it counts as hung, and the gang is restarted. Nothing is
+    reported during a call of `steps_per_call` steps, so their usual time is added."""
     phase_timeout_seconds: int = operational_field(1800, ge=1, is_advanced=True)
     """Time without progress after which a worker counts as hung in any other phase than a training
     step: reading labels, building a cache, compiling, validating, in a callback, saving. A phase

@@ -172,6 +172,8 @@ class _Process:
     phase: str = ""
     step: int | None = None
     """None until it has taken one."""
+    rate: float | None = None
+    """Steps a second, once it is known."""
     is_stopped: bool = False
     """Whether a signal has stopped it, from the last report of its agent."""
     exit_code: int | None = None
@@ -270,6 +272,7 @@ class WorkerMonitor:
                 match event.phase:
                     case "train":
                         process.step = event.done or 0
+                        process.rate = event.rate or process.rate
                     case "restored" if process.spec.is_chief:
                         self.start_step = event.done or 0
                     case "preempted" if process.spec.is_chief:
@@ -361,11 +364,8 @@ class WorkerMonitor:
         silent = now - max(process.last_progress for process in awaited)
         process = min(awaited, key=lambda each: (each.phase == TRAIN_PHASE, each.last_progress))
         if process.phase == TRAIN_PHASE:
-            limit = self._config.step_timeout_seconds * self._config.steps_per_call
-            rule = (
-                f"train.step_timeout_seconds is {self._config.step_timeout_seconds}, and a call "
-                f"has up to {self._config.steps_per_call} steps (train.steps_per_call)"
-            )
+            limit = self._compute_call_limit(process)
+            rule = f"train.step_timeout_seconds is {self._config.step_timeout_seconds}"
         else:
             limit = self._config.phase_timeout_seconds
             rule = f"train.phase_timeout_seconds is {limit}"
@@ -375,6 +375,15 @@ class WorkerMonitor:
             f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
         )
         return self._blame(process, problem)
+
+    def _compute_call_limit(self, process: _Process) -> float:
+        """The time that a call of `steps_per_call` steps may take. Nothing is reported in it.
+
+        Once the rate is known, that is the time of a step more than twice the usual time of a call.
+        """
+        step_seconds, steps = self._config.step_timeout_seconds, self._config.steps_per_call
+        limit: float = step_seconds * steps
+        return min(limit, step_seconds + 2 * steps / process.rate) if process.rate else limit
 
     def _describe_start(self, late: _Process) -> TrainyardError | None:
         if time.monotonic() - self._started <= self._config.start_timeout_seconds:

@@ -10,7 +10,7 @@ from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
-from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.launch.gang import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
@@ -171,13 +171,19 @@ def test_the_worker_that_is_silent_in_a_phase_is_named_and_not_those_who_wait(tm
     assert expected in scene.until_it_fails()
 
 
-def test_a_call_of_several_steps_may_take_as_many_times_as_long(tmp_path):
+@pytest.mark.parametrize(("rate", "seconds"), [(None, 3), (3.0, 3), (100.0, 1)])
+def test_a_call_of_several_steps_may_take_longer_than_a_step(tmp_path, rate, seconds):
+    """As many times as long, or less once it is known how long a call takes."""
     scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=3)
     for name in ("worker 0", "worker 1"):
-        scene.reports(name, "train", 22)
-    time.sleep(1.5)
+        with open(scene.attempt.worker_progress(name), "a") as file:
+            event = ProgressEvent(time=time.time(), phase="train", done=22, rate=rate)
+            file.write(event.model_dump_json() + "\n")
+    scene.monitor.read_progress()
+    time.sleep(seconds - 0.3)
     assert scene.monitor.find_failure() is None
-    assert "for 3 s in the phase train (train.step_timeout_seconds is 1" in scene.until_it_fails()
+    expected = f"for {seconds} s in the phase train (train.step_timeout_seconds is 1)"
+    assert expected in scene.until_it_fails()
 
 
 def test_a_warning_is_no_phase(tmp_path):

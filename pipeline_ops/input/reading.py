@@ -58,6 +58,9 @@ from pipeline_ops.system.host import count_cores
 Parse = Callable[[Any], tuple[Any, Any]]
 """A function from serialised examples, string [b], to features and labels."""
 
+Tell = Callable[[int, int, str], None]
+"""Tells how much of a long preparation is done: a number, the total, and the unit."""
+
 Read = Callable[[tf.Tensor], tf.Tensor]
 """A function from example numbers, int64 [b], to serialised examples, string [b]."""
 
@@ -161,6 +164,7 @@ def repeat_rare_classes(
     list_classes: Callable[[Any], tf.Tensor],
     threshold: float,
     cache: HostCache,
+    tell: Tell = lambda *_: None,
 ) -> SplitShards:
     """Returns the split with the repeat factors of its examples.
 
@@ -176,6 +180,7 @@ def repeat_rare_classes(
             examples, columns = np.nonzero(classes_bn >= 0)
             pairs.append(np.stack([start + examples, classes_bn[examples, columns]]))
             start += len(classes_bn)
+            tell(start, split.num_examples, "labels")
         split.release()
         _save_arrays(folder / _CLASSES, [np.concatenate(pairs, axis=1)])
 
@@ -292,6 +297,7 @@ class EncodedSource:
         parse: Parse,
         cache: HostCache,
         max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY,
+        tell: Tell = lambda *_: None,
     ):
         self._parse = parse
         if split.num_bytes <= max_bytes_in_memory:
@@ -300,7 +306,7 @@ class EncodedSource:
             split.release()
             self.read: Read = functools.partial(tf.gather, records_N)
         else:
-            self.read = _build_reader(list(split.paths), _list_offsets(split, cache))
+            self.read = _build_reader(list(split.paths), _list_offsets(split, cache, tell))
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
         return self._parse(self.read(examples_b))
@@ -333,13 +339,20 @@ class DiskSource:
 
     _FEATURES, _LABELS = "features.tfrecord", "labels.npz"
 
-    def __init__(self, split: SplitShards, parse: Parse, cache: HostCache, version: str):
+    def __init__(
+        self,
+        split: SplitShards,
+        parse: Parse,
+        cache: HostCache,
+        version: str,
+        tell: Tell = lambda *_: None,
+    ):
         self._spec, labels_spec = build_evaluation_dataset(split, parse).element_spec
         identity = compute_digest(
             [_compute_split_digest(split), version, str(self._spec), str(labels_spec)]
         )
         folder = cache.get_or_create(
-            "parsed", identity, lambda folder: self._write(split, parse, folder)
+            "parsed", identity, lambda folder: self._write(split, parse, folder, tell)
         )
         offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
             _compute_num_bytes(self._spec) + FRAME_BYTES
@@ -357,13 +370,15 @@ class DiskSource:
         return features, _gather_examples(self._labels, examples_b)
 
     @classmethod
-    def _write(cls, split: SplitShards, parse: Parse, folder: Path) -> None:
-        all_labels = []
+    def _write(cls, split: SplitShards, parse: Parse, folder: Path, tell: Tell) -> None:
+        all_labels, done = [], 0
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
             for features, labels in build_evaluation_dataset(split, parse).as_numpy_iterator():
                 all_labels.append(tf.nest.flatten(labels))
                 for one in features:
                     writer.write(one.tobytes())
+                done += len(features)
+                tell(done, split.num_examples, "decoded images")
         split.release()
         _save_arrays(folder / cls._LABELS, map(np.concatenate, zip(*all_labels, strict=True)))
 
@@ -380,6 +395,7 @@ def open_example_source(
     version: str,
     on_message: Callable[[str], None],
     order: ExampleOrder,
+    tell: Tell = lambda *_: None,
 ) -> ExampleSource:
     """Returns the source that the config asks for, if the data to keep fit its limits.
 
@@ -393,18 +409,22 @@ def open_example_source(
         if reason is None and config.cache == "memory":
             return MemorySource(split, parse)
         if reason is None:
-            return DiskSource(split, parse, cache, version)
+            return DiskSource(split, parse, cache, version, tell)
         on_message(reason)
-    return open_encoded_source(split, parse, cache, order)
+    return open_encoded_source(split, parse, cache, order, tell)
 
 
 def open_encoded_source(
-    split: SplitShards, parse: Parse, cache: HostCache, order: ExampleOrder
+    split: SplitShards,
+    parse: Parse,
+    cache: HostCache,
+    order: ExampleOrder,
+    tell: Tell = lambda *_: None,
 ) -> EncodedSource | StreamedSource:
     """Returns a source that keeps nothing decoded."""
     if split.remote is not None and split.is_streamed:
         return StreamedSource(split.remote, parse, order)
-    return EncodedSource(split, parse, cache)
+    return EncodedSource(split, parse, cache, tell=tell)
 
 
 def _find_reason_against_cache(
@@ -471,15 +491,15 @@ def _build_reader(paths: list[str], offsets: list[np.ndarray]) -> Read:
     return read
 
 
-def _list_offsets(split: SplitShards, cache: HostCache) -> list[np.ndarray]:
+def _list_offsets(split: SplitShards, cache: HostCache, tell: Tell) -> list[np.ndarray]:
     """Returns the offsets of the records that count, for each shard."""
 
     def write(folder: Path) -> None:
         removed = split.removed or [()] * len(split.paths)
-        offsets = [
-            np.delete(read_record_offsets(Path(path)), list(positions))
-            for path, positions in zip(split.paths, removed, strict=True)
-        ]
+        offsets = []
+        for path, positions in zip(split.paths, removed, strict=True):
+            offsets.append(np.delete(read_record_offsets(Path(path)), list(positions)))
+            tell(len(offsets), len(removed), "scanned shards")
         _save_arrays(folder / _OFFSETS, offsets)
 
     digest = compute_digest([_OFFSETS, _compute_split_digest(split)])

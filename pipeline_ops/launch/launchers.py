@@ -134,13 +134,13 @@ class SlurmLauncher(Launcher):
         ).partition(";")[0]
         try:
             self._wait_for_nodes(check)
+            addresses = {
+                node: parse_node_address(run_slurm("scontrol", "show", "node", "--oneliner", node))
+                for node in run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
+            }
         except TrainyardError:
             self.release()
             raise
-        addresses = {
-            node: parse_node_address(run_slurm("scontrol", "show", "node", "--oneliner", node))
-            for node in run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
-        }
         return [
             Host(
                 name=node,

@@ -12,6 +12,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.reading import (
+    Tell,
     build_evaluation_dataset,
     build_training_dataset,
     make_order,
@@ -47,6 +48,7 @@ class InputPipeline:
         shard: tuple[int, int],
         version: str,
         report: Callable[[str], None],
+        tell: Tell = lambda *_: None,
     ):
         self._config, self._cache, self.figures = config, dataset.cache, dataset.figures
         limit = dataset.cache.limit_bytes
@@ -61,7 +63,7 @@ class InputPipeline:
             )
         if threshold := config.input.repeat_threshold:
             self._split = repeat_rare_classes(
-                self._split, task.parse, task.list_classes, threshold, self._cache
+                self._split, task.parse, task.list_classes, threshold, self._cache, tell
             )
         self._parse = task.parse
         self._slice = slice_batch(*shard, config.batch_size)
@@ -70,7 +72,7 @@ class InputPipeline:
         self.total_steps = min(end, config.steps or end)
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(
-            self._split, task.parse, config.input, self._cache, version, report, self._order
+            self._split, task.parse, config.input, self._cache, version, report, self._order, tell
         )
         self._augmentation = build_augmentation(
             config.input.augment,

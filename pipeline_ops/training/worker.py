@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -78,6 +80,7 @@ from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
 
 BuildModel = Callable[[], keras.Model]
+_TELL_SECONDS = 1.0
 _DUMP_FOLDER = "debugger"
 """In TensorBoard's folder. Has a folder for each worker, because TensorBoard reads one process."""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
@@ -212,6 +215,14 @@ def build_trainer(
     def report_input(message: str) -> None:
         progress.report("input", message=message)
 
+    told_at = -math.inf
+
+    def tell_preparation(done: int, total: int, unit: str) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
+            progress.report("input", done, total, unit)
+
     uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
     dataset = open_host_dataset(uri, config.input, cache, report_input)
     config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
@@ -222,7 +233,9 @@ def build_trainer(
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     code = compute_digest(request.fingerprint.code)
-    input_pipeline = InputPipeline(config, dataset, task, shard, code, report_input)
+    input_pipeline = InputPipeline(
+        config, dataset, task, shard, code, report_input, tell_preparation
+    )
     return Trainer(
         spec,
         config,

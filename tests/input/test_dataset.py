@@ -94,6 +94,18 @@ def test_it_does_not_matter_where_examples_come_from(split, cache, name):
     assert same(batches(split, 15), batches(split, 15, source=source_of(name, split, cache)))
 
 
+def test_long_preparations_tell_how_far_they_are(split, tmp_path):
+    from pipeline_ops.input.reading import DiskSource, EncodedSource
+
+    told: list[tuple[int, int, str]] = []
+    cache = HostCache(tmp_path, 1 << 30)
+    DiskSource(split, parse(), cache, "1", lambda *each: told.append(each))
+    assert len(told) > 1 and told[-1] == (split.num_examples, split.num_examples, "decoded images")
+    told.clear()
+    EncodedSource(split, parse(), cache, 0, lambda *each: told.append(each))
+    assert told[-1] == (len(split.paths), len(split.paths), "scanned shards")
+
+
 def test_the_workers_slices_make_up_the_global_batches(split):
     whole = batches(split, 15)
     for workers in (2, 4):

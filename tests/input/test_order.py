@@ -195,7 +195,11 @@ def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(datase
     cache = HostCache(tmp_path, 1 << 30)
     opened = HostDataset(dataset, read_manifest(open_path(dataset)), cache, is_streamed=False)
     split, task = open_split(opened, "train"), Classification(opened.figures.image_shape)
-    factors = repeat_rare_classes(split, task.parse, task.list_classes, 0.1, cache).repeat_factors
+    told: list[tuple[int, int, str]] = []
+    factors = repeat_rare_classes(
+        split, task.parse, task.list_classes, 0.1, cache, lambda *each: told.append(each)
+    ).repeat_factors
+    assert told[-1] == (split.num_examples, split.num_examples, "labels")
     [batch] = read_encoded_batches(split.paths, split.num_examples)
     shares = np.bincount(batch.labels) / split.num_examples
     assert factors == pytest.approx(np.maximum(1, np.sqrt(0.1 / shares[batch.labels])))

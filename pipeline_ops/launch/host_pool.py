@@ -7,6 +7,7 @@ host is tried again for as long as the pool exists. `gang.py` decides about gang
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import multiprocessing.connection
@@ -126,6 +127,8 @@ class ConnectedHost:
     spec: Host
     log: Path
     connection: AgentConnection | None = None
+    command: concurrent.futures.Future[list[str]] | None = None
+    """That of the next connection, while it is being made."""
     report: HostReport | None = None
     is_ready: bool = False
     is_leaving: bool = False
@@ -155,6 +158,7 @@ class HostPool:
         self._start_timeout_seconds = start_timeout_seconds
         write_atomically(Path(spec.token_file), secrets.token_hex(8).encode())
         self._local_report = describe_host(spec)
+        self._commands = concurrent.futures.ThreadPoolExecutor(1, "command")
         self.hosts: dict[str, ConnectedHost] = {}
 
     def allocate(self, check: Callable[[], None]) -> None:
@@ -192,10 +196,7 @@ class HostPool:
         """Connects, reads, pings and judges the hosts. Returns the events of processes by host."""
         for host in self.hosts.values():
             if host.connection is None and time.monotonic() >= host.retry_at:
-                spec = self._spec.model_copy(update={"host": host.spec.name})
-                command = self._launcher.build_command(host.spec, spec)
-                host.tries += 1
-                host.connection = AgentConnection(command, spec, host.log)
+                self._connect(host)
         connections: dict[Any, ConnectedHost] = {
             host.connection: host for host in self.hosts.values() if host.connection
         }
@@ -210,6 +211,20 @@ class HostPool:
                 if problem := self._find_problem(host, host.connection):
                     self.disconnect(host.spec.name, problem)
         return events
+
+    def _connect(self, host: ConnectedHost) -> None:
+        """Starts an agent once its command is known, which may take an answer of a cluster's API.
+
+        Meanwhile the agents of the other hosts get their pings.
+        """
+        spec = self._spec.model_copy(update={"host": host.spec.name})
+        if host.command is None:
+            host.command = self._commands.submit(self._launcher.build_command, host.spec, spec)
+        concurrent.futures.wait([host.command], _POLL_SECONDS)
+        if host.command.done():
+            command, host.command = host.command.result(), None
+            host.tries += 1
+            host.connection = AgentConnection(command, spec, host.log)
 
     def send(self, host: str, command: Command) -> None:
         if connection := self.hosts[host].connection:

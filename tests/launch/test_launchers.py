@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
+from launch.running import make_agent_spec
 
 from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import MachineError
 from pipeline_ops.launch import launchers
+from pipeline_ops.launch.host_pool import HostPool
 
 
 @pytest.mark.parametrize("broken", ["", "hostnames", "node"])
@@ -38,3 +41,26 @@ def test_an_allocation_of_slurm_is_given_back_if_its_nodes_cannot_be_read(
         assert [host.name for host in launcher.allocate(lambda: None)] == ["n1"]
     assert (["scancel", "--quiet", "7"] in calls) == bool(broken)
     assert launcher.is_intact() == (not broken)
+
+
+class SlowLauncher(launchers.LocalLauncher):
+    """A cluster whose API takes two seconds to say where an agent goes."""
+
+    def build_command(self, host, agent):
+        time.sleep(2.0)
+        return super().build_command(host, agent)
+
+
+def test_a_slow_api_of_a_cluster_does_not_stop_the_pings_of_the_other_hosts(tmp_path):
+    pool = HostPool(SlowLauncher(), make_agent_spec(tmp_path))
+    try:
+        pool.allocate(lambda: None)
+        durations, deadline = [], time.monotonic() + 60
+        while not pool.ready:
+            began = time.monotonic()
+            assert began < deadline
+            pool.poll()
+            durations.append(time.monotonic() - began)
+        assert max(durations) < 1.0 and sum(durations) > 2.0
+    finally:
+        pool.close()

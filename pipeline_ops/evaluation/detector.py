@@ -12,14 +12,16 @@ Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 
 from pipeline_ops.artifacts.results import AsServed, ModelEvaluation
-from pipeline_ops.config.evaluate import DetectionMetric, Evaluate, Slice
+from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
 from pipeline_ops.evaluation.detection_draws import (
@@ -97,6 +99,8 @@ class DetectorFindings:
     detections: list[ImageDetections]
     min_score: float
     """The recommended score threshold, which pictures and counts have."""
+    read_images: Callable[[Collection[str]], dict[str, bytes]]
+    """Reads images of `scenes`, which have none, by key."""
     slices: Sequence[Group] = ()
     as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
@@ -116,15 +120,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
     ]
-    features = list_features(config.slices)
-    scenes = list(read_true_boxes(inputs.test_shards, inputs.removed_test_positions, features))
-    if len(scenes) != inputs.num_test_examples:
-        raise DataError(
-            f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
-            f"the manifest lists {inputs.num_test_examples}. Run preprocess again."
-        )
-    slices = _compute_slices(scenes, config.slices)
-    detections = _detect_all(job, config, clients, scenes)
+    scenes, detections, slices = _detect_all(job, config, inputs, clients)
     evaluations, models, thresholds, sizes = [], [], [], []
     for found, measures in zip(detections, measure_models(config, inputs, clients), strict=True):
         evaluations.append(evaluate_boxes(scenes, found, size, names))
@@ -157,6 +153,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         scenes,
         detections[0],
         thresholds[0],
+        functools.partial(read_images, inputs.test_shards, inputs.removed_test_positions),
         build_slice_groups([each.matches for each in evaluations], slices),
         _compare_files(job, inputs, clients[0], scenes, detections[0]),
     )
@@ -220,16 +217,6 @@ def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
     return not describe_other_detections(one, two, _EQUAL_BOXES)
 
 
-def _compute_slices(scenes: Sequence[TrueBoxes], slices: Sequence[Slice]) -> dict[str, np.ndarray]:
-    batch = EncodedBatch(
-        [scene.key for scene in scenes],
-        np.array([scene.image for scene in scenes], object),
-        np.full(len(scenes), -1),
-        {name: [scene.features[name] for scene in scenes] for name in list_features(slices)},
-    )
-    return join_slice_values(compute_slice_values(batch, slices), slices)
-
-
 def build_slice_groups(
     models: Sequence[Sequence[ClassMatches]], slices: Mapping[str, np.ndarray]
 ) -> list[Group]:
@@ -253,22 +240,45 @@ def build_slice_groups(
 
 
 def _detect_all(
-    job: Job, config: Evaluate, clients: Sequence[SavedModelClient], scenes: Sequence[TrueBoxes]
-) -> list[list[ImageDetections]]:
-    """Returns the answers of each model in the order of the images."""
+    job: Job, config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
+) -> tuple[list[TrueBoxes], list[list[ImageDetections]], dict[str, np.ndarray]]:
+    """Returns the scenes without their images, the answers of each model, and the slices' values.
+
+    Images are held for one batch. Raises DataError if the shards hold another number of them.
+    """
+    scenes, total = list[TrueBoxes](), inputs.num_test_examples
+    features = list_features(config.slices)
     detections: list[list[ImageDetections]] = [[] for _ in clients]
-    step = min(config.batch_size, _MAX_BATCH_IMAGES)
-    for start in range(0, len(scenes), step):
-        part = scenes[start : start + step]
+    values: dict[str, list[str]] = {part.title: [] for part in config.slices}
+    shards, removed = inputs.test_shards, inputs.removed_test_positions
+    read = iter(read_true_boxes(shards, removed, features))
+    while part := list(itertools.islice(read, min(config.batch_size, _MAX_BATCH_IMAGES))):
         batch = EncodedBatch(
             [scene.key for scene in part],
             np.array([scene.image for scene in part], object),
             np.full(len(part), -1),
+            {name: [scene.features[name] for scene in part] for name in features},
         )
         for client, found in zip(clients, detections, strict=True):
             found += to_image_detections(client.predict(batch))
-        job.progress.report("evaluate", start + len(part), len(scenes), "images")
-    return detections
+        for title, more in compute_slice_values(batch, config.slices).items():
+            values[title] += more
+        scenes += [dataclasses.replace(scene, image=b"") for scene in part]
+        job.progress.report("evaluate", len(scenes), total, "images")
+    if len(scenes) != total:
+        raise DataError(
+            f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
+            f"the manifest lists {total}. Run preprocess again."
+        )
+    return scenes, detections, join_slice_values(values, config.slices)
+
+
+def read_images(
+    shards: Sequence[str], removed: Sequence[Sequence[int]], keys: Collection[str]
+) -> dict[str, bytes]:
+    """Reads the images of some examples, by key."""
+    found = read_true_boxes(shards, removed)
+    return {scene.key: scene.image for scene in found if scene.key in keys}
 
 
 def to_image_detections(outputs: dict[str, np.ndarray]) -> list[ImageDetections]:

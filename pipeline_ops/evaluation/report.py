@@ -128,6 +128,8 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         template, top_k = "detector.html", 0
         average_precisions = found.evaluations[0].average_precisions_50
         pictures = mark_mistakes(found.scenes, found.detections, found.min_score, names)
+        images = found.read_images({picture["key"] for picture in pictures})
+        pictures = [picture | {"image": images[picture["key"]]} for picture in pictures]
         values = {"pictures": pictures}
     last_metrics = [
         (describe_metric(name, top_k)[0], before, figures.challenger.metrics[name])
@@ -369,8 +371,9 @@ def draw_predictions(found: ClassifierFindings | DetectorFindings, names: Sequen
         return drawing.draw_grid(cells, columns=2)
     pairs = zip(found.scenes, found.detections, strict=True)
     sample = sorted(pairs, key=lambda pair: -rank_key(pair[0].key))[:NUM_PREDICTIONS]
+    images = found.read_images({scene.key for scene, _ in sample})
     for scene, detections in sample:
-        image = drawing.decode_image(scene.image)
+        image = drawing.decode_image(images[scene.key])
         detected = detections.filter_by_score(found.min_score)
         truth = _label_boxes(scene, names)
         prediction = _label_boxes(detected, names, detected.scores)
@@ -431,7 +434,6 @@ def _mark_scene(
     ]
     return {
         "key": scene.key,
-        "image": scene.image,
         "boxes": boxes,
         "num_mistakes": counts.total() - counts[""],
         "text": ", ".join(texts) or "all right",

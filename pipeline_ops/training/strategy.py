@@ -85,9 +85,11 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case "multi_worker_mirrored" if spec.workers > 1:
             implementation = choose_communication(config, gpus)
             communication = implementation.value.lower()
-            # Peers wait there for one that validates longer. A killed peer is noticed at once.
+            # Workers wait there for a peer that validates, or is in a callback. The supervisor,
+            # which knows who is awaited, gives up first. A killed peer is noticed at once.
             options = tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=float(config.phase_timeout_seconds),
+                timeout_seconds=2.0
+                * max(config.phase_timeout_seconds, config.step_timeout_seconds),
                 implementation=implementation,
             )
             with override_local_devices(devices):

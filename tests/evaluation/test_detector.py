@@ -101,8 +101,9 @@ def test_the_chain_publishes_a_detector_with_its_figures(chain):
 
 def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(chain):
     """The formats are loaded from the published version and run on all test images."""
+    from pipeline_ops.export.check import choose_rule
     from pipeline_ops.export.formats import FORMAT_PATHS, load_format
-    from pipeline_ops.served.references import AgreementRule, References, compare
+    from pipeline_ops.served.references import References, compare
 
     manifest = read_manifest(chain["export"] / NAME)
     figures = ModelFigures.model_validate(manifest.figures)
@@ -121,12 +122,12 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
         )
         assert each.max_difference <= each.tolerance == 1e-4
         if name in FORMAT_PATHS:
-            answer = load_format(name, version / FORMAT_PATHS[name])(references.decode_images())
+            answer = load_format(name, version / FORMAT_PATHS[name])(references.images)
             assert (
                 compare(
                     references.outputs,
                     references.pack(answer),
-                    AgreementRule.for_format(name, Export(model="any"), "detection"),
+                    choose_rule(name, Export(model="any"), "detection"),
                     name,
                 ).num_checked
                 == 30

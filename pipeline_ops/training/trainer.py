@@ -102,8 +102,10 @@ class Trainer:
                 continue
             if self._has_reached_limit():
                 break
-            if self.checkpoints.saved_step != self.state.step:
-                self._save()  # no fault of the validation costs the epoch
+            # No fault of the validation costs the epoch, unless a callback has cut it short: that
+            # state is saved only once the epoch has ended.
+            if self.checkpoints.saved_step != self.state.step and not self.state.stopped_early:
+                self._save()
             self._end_epoch()
         self.progress.report("finishing")
         self._end_callbacks()

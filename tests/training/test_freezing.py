@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_at_the_thaw_changes_nothing(make_fine_tuning, h
     calm = trained(make_fine_tuning("calm", **ALONE)[0], host_pool)
     job, _ = make_fine_tuning("killed", **ALONE, train__callbacks=["own_watchers:DieOnce"])
     weights = trained(job, host_pool)
-    assert get_messages(job, "restored") == ["resumes from step 16"]
+    assert get_messages(job, "restored") == [f"resumes from step {STEPS_PER_EPOCH}"]
     assert all(np.array_equal(a, b) for a, b in zip(weights, calm, strict=True))
 
 

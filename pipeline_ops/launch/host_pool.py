@@ -222,9 +222,9 @@ class HostPool:
             host.command = self._commands.submit(self._launcher.build_command, host.spec, spec)
         concurrent.futures.wait([host.command], _POLL_SECONDS)
         if host.command.done():
-            command, host.command = host.command.result(), None
+            made, host.command = host.command, None  # an error in it is raised once
             host.tries += 1
-            host.connection = AgentConnection(command, spec, host.log)
+            host.connection = AgentConnection(made.result(), spec, host.log)
 
     def send(self, host: str, command: Command) -> None:
         if connection := self.hosts[host].connection:

@@ -173,7 +173,7 @@ def test_the_worker_that_is_silent_in_a_phase_is_named_and_not_those_who_wait(tm
 
 @pytest.mark.parametrize(("rate", "seconds"), [(None, 3), (3.0, 3), (100.0, 1)])
 def test_a_call_of_several_steps_may_take_longer_than_a_step(tmp_path, rate, seconds):
-    """As many times as long, or less once it is known how long a call takes."""
+    """The limit is that of a step for each step, and lower once the rate is known."""
     scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=3)
     for name in ("worker 0", "worker 1"):
         with open(scene.attempt.worker_progress(name), "a") as file:

@@ -2,8 +2,8 @@
 
 Evaluation uses it to give champion and challenger the same inputs, and to compare detections with
 true boxes. Export uses it to give the SavedModel the inputs that training gave the model in memory.
-The SavedModel itself decodes the images. Images of shards have been through all stages, raw files
-through none.
+The SavedModel decodes raw files, which have been through no stage. Images of shards have been
+through all of them, so the client decodes them, and brings them to the size of the model.
 
 Legend: N images, C classes, D detections of an image.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +34,12 @@ from pipeline_ops.artifacts.dataset import (
 )
 from pipeline_ops.errors import DataError
 from pipeline_ops.served import contract
+from pipeline_ops.served.preprocessing import Preprocessing, place_boxes
 from pipeline_ops.storage import tfrecord
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,8 +277,8 @@ class SavedModelClient:
     """A SavedModel with the signatures of `contract.py`.
 
     `name` is its name in messages, for example "the challenger". `outputs` are the outputs that its
-    answers must have. Versions that were published before the signature `prepared` existed take
-    images of shards by `serving_default`, which only brings them to their own size.
+    answers must have. Versions that were published before their stages were an asset take images of
+    shards by `serving_default`, which only brings them to their own size.
     """
 
     def __init__(
@@ -291,18 +296,22 @@ class SavedModelClient:
             self.loaded = tf.saved_model.load(str(folder))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise make_read_error(f"{folder}: cannot load {name} as a SavedModel", error) from error
-        signatures = self.loaded.signatures
-        has_prepared = contract.PREPARED in signatures
-        self._prepared = contract.PREPARED if has_prepared else contract.SERVING_DEFAULT
-        found = signatures.get(self._prepared)
+        self._preprocessing = Preprocessing.read(folder)
+        lists_stages = bool(self._preprocessing.stages)
+        signature, given = (
+            (contract.IMAGES, contract.IMAGES)
+            if lists_stages
+            else (contract.SERVING_DEFAULT, contract.IMAGE_BYTES)
+        )
+        found = self.loaded.signatures.get(signature)
         if (
             found is None
-            or _list_inputs(found) != {contract.IMAGE_BYTES}
+            or _list_inputs(found) != {given}
             or not set(outputs) <= set(found.structured_outputs)
         ):
             raise DataError(
-                f"{folder}: {name} must have the signature {self._prepared} from "
-                f"{contract.IMAGE_BYTES} to {' and '.join(outputs)}. Train it again"
+                f"{folder}: {name} must have the signature {signature} from {given} to "
+                f"{' and '.join(outputs)}. Train it again"
             )
 
     @property
@@ -322,27 +331,75 @@ class SavedModelClient:
         """Returns probabilities float32 [N, C] and classes int64 [N]."""
         outputs = self.predict(batch)
         probabilities, classes = (outputs[name] for name in contract.CLASSIFIER_OUTPUTS)
-        if probabilities.shape != (len(batch.keys), self._num_classes):
-            raise DataError(
-                f"{self._name} returns the shape {probabilities.shape}, expected "
-                f"{(len(batch.keys), self._num_classes)}: a probability for each class of the data "
-                "set. Train again on this data set"
-            )
+        self.validate_shape(probabilities, len(batch.keys))
         return probabilities, classes
+
+    def validate_shape(self, probabilities: np.ndarray, num_images: int) -> None:
+        """Raises DataError unless there is a probability for each image and class."""
+        wanted = num_images, self._num_classes
+        if probabilities.shape != wanted:
+            raise DataError(
+                f"{self._name} returns the shape {probabilities.shape}, expected {wanted}: a "
+                "probability for each class of the data set. Train again on this data set"
+            )
 
     def predict(self, batch: EncodedBatch) -> dict[str, np.ndarray]:
         """Returns the outputs for images of shards. Raises DataError for an image that the model
         cannot take.
         """
         try:
-            return self.call_signature(self._prepared, image_bytes=batch.images)
+            return self._answer_prepared(batch.images)
         except DataError as error:
             raise DataError(f"{error} (examples {batch.keys[0]} to {batch.keys[-1]})") from error
 
+    def _answer_prepared(self, image_bytes: np.ndarray) -> dict[str, np.ndarray]:
+        from pipeline_ops.input.tensorflow_start import tf
+
+        if not self._preprocessing.stages:
+            return self.call_signature(contract.SERVING_DEFAULT, image_bytes=image_bytes)
+        try:
+            images, windows = self._prepare(tf.constant(image_bytes))
+        except tf.errors.OpError as error:
+            raise DataError(f"an image cannot be decoded: {summarize_error(error)}") from error
+        outputs = self.call_signature(contract.IMAGES, images=images)
+        if "boxes" in outputs:
+            outputs["boxes"] = place_boxes(outputs, windows).numpy()
+        return outputs
+
+    @functools.cached_property
+    def _prepare(self) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+        """A function of N image files of shards, string [N].
+
+        It returns images for the model, float32 [N, H, W, C], and their windows, float32 [N, 4]. A
+        data set may have images of another size than the one on which the model was trained.
+        """
+        from pipeline_ops.input.images import decode_image
+        from pipeline_ops.input.tensorflow_start import tf
+
+        shape = self.image_shape
+
+        def prepare(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            image_HWC = decode_image(encoded, shape[-1])
+            images, windows = self._preprocessing.serve_prepared(image_HWC, shape)
+            return images[0], windows[0]
+
+        spec = tf.TensorSpec(shape, tf.uint8), tf.TensorSpec([4], tf.float32)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+        def prepare_all(encoded_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.device("CPU:0"):
+                images, windows = tf.map_fn(prepare, encoded_N, fn_output_signature=spec)
+                return tf.cast(images, tf.float32), windows
+
+        run: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = prepare_all
+        return run
+
     def answer_as_served(self, image: bytes) -> dict[str, np.ndarray]:
         """Returns the outputs for one file: raw, if the model takes raw files."""
-        signature = contract.SERVING_DEFAULT if self.takes_files else self._prepared
-        return self.call_signature(signature, image_bytes=np.array([image], object))
+        files = np.array([image], object)
+        if self.takes_files:
+            return self.call_signature(contract.SERVING_DEFAULT, image_bytes=files)
+        return self._answer_prepared(files)
 
     def call_signature(self, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the outputs of any signature."""

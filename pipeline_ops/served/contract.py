@@ -7,7 +7,6 @@ A SavedModel of ours has these signatures:
 | `serving_default` | `image_bytes`, string [N]: raw image files, JPEG or PNG | answers |
 | `examples` | `examples`, string [N]: tf.train.Example with `image/encoded` | answers |
 | `decode` | `image_bytes`, string [N]: raw image files | `images`, `windows` |
-| `prepared` | `image_bytes`, string [N]: image files of shards, after all stages | answers |
 | `images` | `images`, float32 [N, H, W, C] in 0..255: pixels after all stages | answers |
 
 Raw files go through all stages of preprocessing that are served in the graph. If the config leaves
@@ -30,7 +29,7 @@ the interface of `images`. The assets also have the classes as `label_map.pbtxt`
 from __future__ import annotations
 
 SERVING_DEFAULT, EXAMPLES, DECODE = "serving_default", "examples", "decode"
-PREPARED, IMAGES, PORTABLE = "prepared", "images", "portable"
+IMAGES, PORTABLE = "images", "portable"
 DETECTION_API = "detection_api"
 IMAGE_BYTES, PREPARED_IMAGES = "image_bytes", "prepared_images"
 """The inputs of `serving_default`: raw files, or pixels if the client prepares them."""

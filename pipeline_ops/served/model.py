@@ -18,11 +18,10 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.images import decode_image
 from pipeline_ops.models.detection import MAX_DETECTIONS, Head, suppress
 from pipeline_ops.served import contract
 from pipeline_ops.served.decoding import validate_images
-from pipeline_ops.served.preprocessing import Preprocessing, ServedImage
+from pipeline_ops.served.preprocessing import Preprocessing, ServedImage, place_boxes
 from pipeline_ops.storage.local_files import translate_write_errors
 
 _NUM_DECODES = 10
@@ -47,7 +46,6 @@ class ServedImages(tf.Module, abc.ABC):
         self._preprocessing = preprocessing or Preprocessing()
         batch_shape = (None, *image_shape)
         self.images = _make_signature(self._predict, contract.IMAGES, batch_shape, tf.float32)
-        self.prepared = _make_signature(self._predict_prepared, contract.IMAGE_BYTES)
         if self.is_prepared_by_client:
             self.serving_default = _make_signature(
                 self._predict_given, contract.PREPARED_IMAGES, batch_shape, tf.float32
@@ -63,7 +61,7 @@ class ServedImages(tf.Module, abc.ABC):
 
     @property
     def signatures(self) -> dict[str, Callable[..., Any]]:
-        names = [contract.SERVING_DEFAULT, contract.IMAGES, contract.PREPARED]
+        names = [contract.SERVING_DEFAULT, contract.IMAGES]
         if not self.is_prepared_by_client:
             names += [contract.EXAMPLES, contract.DECODE]
         return {name: getattr(self, name) for name in names}
@@ -82,13 +80,6 @@ class ServedImages(tf.Module, abc.ABC):
         features = {ENCODED: tf.io.FixedLenFeature([], tf.string)}
         return dict(self.serving_default(tf.io.parse_example(examples, features)[ENCODED]))
 
-    def _predict_prepared(self, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        def serve(encoded: tf.Tensor) -> ServedImage:
-            image_HWC = decode_image(encoded, self.image_shape[2])
-            return self._preprocessing.serve_prepared(image_HWC, self.image_shape)
-
-        return self._predict_served(self._serve_files(serve, image_bytes, may_split=False))
-
     def _predict_served(self, served: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns the outputs for what `decode` returns."""
         return dict(self.images(served["images"]))
@@ -101,21 +92,14 @@ class ServedImages(tf.Module, abc.ABC):
         several images of one, `num_images`, int64 [N], counts those of each file. Raises
         InvalidArgumentError at run time for files beyond the limits.
         """
-        return self._serve_files(
-            lambda encoded: self._preprocessing.serve_file(encoded, self.image_shape), image_bytes
-        )
-
-    def _serve_files(
-        self,
-        serve: Callable[[tf.Tensor], ServedImage],
-        image_bytes: tf.Tensor,
-        may_split: bool = True,
-    ) -> dict[str, tf.Tensor]:
         height, width, _ = self.image_shape
         pixels_N = validate_images(image_bytes, height * width)
         # Which waits for the checks.
         is_large = tf.reduce_sum(pixels_N) > contract.MAX_PARALLEL_PIXELS
-        serve_all = self._map(serve, tf.TensorSpec([], tf.string), may_split)
+        serve_all = self._map(
+            lambda encoded: self._preprocessing.serve_file(encoded, self.image_shape),
+            tf.TensorSpec([], tf.string),
+        )
         return tf.cond(
             is_large,
             lambda: serve_all(image_bytes, 1),
@@ -123,13 +107,10 @@ class ServedImages(tf.Module, abc.ABC):
         )
 
     def _map(
-        self,
-        serve: Callable[[tf.Tensor], ServedImage],
-        item: tf.TensorSpec,
-        may_split: bool = True,
+        self, serve: Callable[[tf.Tensor], ServedImage], item: tf.TensorSpec
     ) -> Callable[[tf.Tensor, int], dict[str, tf.Tensor]]:
         """Returns a function of N items, and of how many are served in parallel."""
-        is_split = may_split and self._preprocessing.splits
+        is_split = self._preprocessing.splits
         shapes: list[tuple[int | None, ...]] = [self.image_shape, (4,)]
         spec: list[Any] = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
         if is_split:
@@ -239,12 +220,7 @@ class ServedDetector(ServedImages):
     def _predict_served(self, served: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns boxes in fractions of the request's upright images, cut at their edges."""
         detections = dict(self.images(served["images"]))
-        low_S12, high_S12 = tf.split(served["windows"][:, tf.newaxis], 2, axis=-1)
-        extent = tf.concat([high_S12 - low_S12] * 2, axis=-1)
-        boxes = tf.concat([low_S12] * 2, axis=-1) + detections["boxes"] * extent
-        is_padding = detections["scores"][..., tf.newaxis] <= 0
-        boxes = tf.where(is_padding, 0.0, tf.clip_by_value(boxes, 0.0, 1.0))
-        detections |= {"boxes": boxes}
+        detections |= {"boxes": place_boxes(detections, served["windows"])}
         if (counts_N := served.get("num_images")) is None:
             return detections
         return self._merge_parts(detections, counts_N)

@@ -16,7 +16,7 @@ import functools
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -232,6 +232,20 @@ def _compose(outer_4: tf.Tensor, inner_T4: tf.Tensor) -> tf.Tensor:
 
     low, extent = outer_4[:2], outer_4[2:] - outer_4[:2]
     return tf.concat([low, low], 0) + inner_T4 * tf.concat([extent, extent], 0)
+
+
+def place_boxes(detections: Mapping[str, tf.Tensor], windows_N4: tf.Tensor) -> tf.Tensor:
+    """Returns the boxes of N answers in fractions of the images that these windows are parts of.
+
+    Boxes are cut at the edges of the images.
+    """
+    import tensorflow as tf
+
+    low_N12, high_N12 = tf.split(windows_N4[:, tf.newaxis], 2, axis=-1)
+    extent = tf.concat([high_N12 - low_N12] * 2, axis=-1)
+    boxes = tf.concat([low_N12] * 2, axis=-1) + detections["boxes"] * extent
+    is_padding = detections["scores"][..., tf.newaxis] <= 0
+    return tf.where(is_padding, 0.0, tf.clip_by_value(boxes, 0.0, 1.0))
 
 
 def serve_stage(

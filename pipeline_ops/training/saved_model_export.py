@@ -42,6 +42,7 @@ from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.served.client import (
     RawRecord,
+    decode_pixels,
     pack_detections,
     pack_raw_record,
     parse_raw_record,
@@ -104,7 +105,7 @@ def _write_references(
             writer.write(record)
             pixels += parse_raw_record(record).pixels
     with skip_graph_optimizer():
-        outputs = served.prepared(tf.constant(pixels, tf.string))
+        outputs = served.images(decode_pixels(pixels, served.image_shape))
     is_detector = isinstance(served, ServedDetector)
     packed = pack_detections(outputs) if is_detector else outputs["probabilities"].numpy()
     with translate_write_errors(folder / REFERENCE_OUTPUTS):

@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evaluation.evaluations import LENIENT, read_figures
-from linear_models import read_examples, write_model
+from linear_models import DIGITS, read_examples, write_model
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
+from pipeline_ops.artifacts.dataset import StageFigures, list_shard_paths
 from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
+from pipeline_ops.served.preprocessing import Preprocessing
 
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
 
@@ -106,32 +107,70 @@ def test_the_same_evaluation_gives_the_same_bytes_wherever_and_whenever_it_runs(
     assert b"another run" not in pages[1][0] and str(tmp_path).encode() not in pages[1][0]
 
 
-@pytest.mark.parametrize("signature", ["prepared", "serving_default"])
-def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are_and_resizes_them_itself(  # noqa: E501
+@pytest.mark.parametrize("signature", ["images", "serving_default"])
+def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are(
     signature, sandbox, tmp_path
 ):
-    """Versions that were published before `prepared` existed only have `serving_default`."""
+    """Versions that were published before their stages were an asset only have
+    `serving_default`."""
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.served.model import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier, add_assets
 
     served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
-    tf.saved_model.save(served, str(tmp_path), signatures={signature: getattr(served, signature)})
-    batch = next(
-        iter(
-            read_encoded_batches(
-                list_shard_paths(sandbox.dataset, read_manifest(sandbox.dataset), "test"), 8
-            )
-        )
-    )
+    if signature == "images":
+        add_assets(served, list("0123456789"), stretch_to(28, 28), tmp_path, with_label_map=False)
+    folder = tmp_path / "model"
+    signatures = {name: getattr(served, name) for name in {signature, "images"}}
+    tf.saved_model.save(served, str(folder), signatures=signatures)
+    batch = read_test_images(sandbox)
     images = np.stack([tf.io.decode_png(image).numpy() for image in batch.images])
     resized = tf.round(tf.image.resize(images, (28, 28)))
     np.testing.assert_allclose(
-        SavedModelClient(tmp_path, "the champion", 10).classify(batch)[0],
+        SavedModelClient(folder, "the champion", 10).classify(batch)[0],
         served.images(resized)["probabilities"],
         atol=1e-6,
     )
+
+
+def test_boxes_of_a_detector_with_another_image_size_are_parts_of_the_images(sandbox, tmp_path):
+    """It sees images of 16 x 16 with bars, in the middle third of its own 16 x 48."""
+    import tensorflow as tf
+
+    from pipeline_ops.served.contract import DETECTOR_OUTPUTS
+    from pipeline_ops.served.model import ServedImages, add_assets
+
+    class Middle(ServedImages):
+        def _predict(self, images):
+            number = tf.shape(images)[0]
+            box = tf.constant([[0.25, 0.5, 0.5, 0.9], [0.0, 0.0, 0.0, 0.0]])
+            return {
+                "boxes": tf.tile(box[tf.newaxis], [number, 1, 1]),
+                "scores": tf.tile([[0.9, 0.0]], [number, 1]),
+                "classes": tf.zeros([number, 2], tf.int64),
+                "num_detections": tf.ones([number], tf.int32),
+            }
+
+    preprocessing = dataclasses.replace(stretch_to(16, 48, mode="letterbox"), has_boxes=True)
+    served = Middle(tf.Module(), (16, 48, 1), preprocessing)
+    add_assets(served, ["digit"], preprocessing, tmp_path, with_label_map=False)
+    tf.saved_model.save(served, str(tmp_path / "model"), signatures=served.signatures)
+    client = SavedModelClient(tmp_path / "model", "the champion", 1, DETECTOR_OUTPUTS)
+    boxes = client.predict(read_test_images(sandbox))["boxes"]
+    wanted = [[0.25, 3 * (0.5 - 1 / 3), 0.5, 1.0], [0.0, 0.0, 0.0, 0.0]]
+    np.testing.assert_allclose(boxes, [wanted] * 8, atol=1e-6)
+
+
+def stretch_to(height, width, mode="stretch"):
+    parameters = {"height": height, "width": width, "mode": mode}
+    figures = StageFigures(name="resize", parameters=parameters, served="in_graph")
+    return Preprocessing((DIGITS.stages[0], figures))
+
+
+def read_test_images(sandbox):
+    manifest = read_manifest(sandbox.dataset)
+    return next(read_encoded_batches(list_shard_paths(sandbox.dataset, manifest, "test"), 8))
 
 
 def test_slices_are_of_what_is_stored_with_the_examples(sandbox):

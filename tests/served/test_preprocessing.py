@@ -13,6 +13,7 @@ from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.served.client import EncodedBatch, SavedModelClient
 from pipeline_ops.served.preprocessing import Preprocessing
 
 SIZE = {"height": 32, "width": 48}
@@ -143,10 +144,10 @@ def test_an_image_is_cut_into_the_tiles_of_the_data_set(size):
 
 
 def test_a_batch_of_many_sizes_is_answered_as_one_by_one(tmp_path):
-    """In the SavedModel, with the signatures for files, examples and pixels."""
+    """By the signatures for files, examples and pixels, and by the client for images of shards."""
     import tensorflow as tf
 
-    from pipeline_ops.served.model import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier, add_assets
     from pipeline_ops.served.references import pack_example
 
     class Mean(tf.Module):
@@ -155,6 +156,7 @@ def test_a_batch_of_many_sizes_is_answered_as_one_by_one(tmp_path):
 
     preprocessing = Preprocessing(to_figures(CHAINS["letterbox"]))
     served = ServedClassifier(Mean(), (32, 48, 3), preprocessing)
+    add_assets(served, ["a", "b", "c"], preprocessing, tmp_path, with_label_map=False)
     tf.saved_model.save(served, str(tmp_path), signatures=served.signatures)
     signatures = tf.saved_model.load(str(tmp_path)).signatures
     files = list(FILES.values())
@@ -173,5 +175,6 @@ def test_a_batch_of_many_sizes_is_answered_as_one_by_one(tmp_path):
         signatures["images"](images=images)["probabilities"], together, atol=1e-6
     )
     prepared = [tf.io.encode_png(tf.cast(each, tf.uint8)).numpy() for each in images]
-    answers = signatures["prepared"](image_bytes=tf.constant(prepared))["probabilities"]
+    batch = EncodedBatch(list(FILES), np.array(prepared, object), np.zeros(len(files)))
+    answers, _ = SavedModelClient(tmp_path, "the model", 3).classify(batch)
     np.testing.assert_allclose(answers, together, atol=1e-6)

@@ -16,7 +16,7 @@ from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import DataError
-from pipeline_ops.served.client import RawRecord, pack_raw_record
+from pipeline_ops.served.client import RawRecord, decode_pixels, pack_raw_record
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage
 from pipeline_ops.served.references import References
 
@@ -69,7 +69,7 @@ def write_training(folder, figures, files, preprocessing=None):
             [example] = run_stages(bound, Example(kind, "a", file, split="test"), Counter())
             pixels.append(encode_png(example.image))
             writer.write(pack_raw_record(RawRecord(kind, file, kind, [kind], pixels[-1:])))
-    answers = served.prepared(tf.constant(pixels))["probabilities"].numpy()
+    answers = served.images(decode_pixels(pixels, SHAPE))["probabilities"].numpy()
     np.save(folder / REFERENCE_OUTPUTS, answers)
     return References(folder, folder / SAVED_MODEL, 3)
 
@@ -214,7 +214,7 @@ def test_what_the_client_prepares_is_compared_with_the_pixels_of_the_data_set(fi
     figures = (*figures[:2], figures[2].model_copy(update={"served": "by_client"}))
     references = write_training(tmp_path, figures, files)
     assert not references.model.takes_files
-    assert set(references.model.loaded.signatures) == {"serving_default", "images", "prepared"}
+    assert set(references.model.loaded.signatures) == {"serving_default", "images"}
     found = references.check_files()
     assert (found.num_checked, found.max_difference) == (len(files), 0)
     assert found.client_stages == ["served_stages:invert"]

@@ -5,12 +5,13 @@ A good one and a poor one differ in the number of examples that they have seen.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures
+from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, StageFigures
 from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import (
     REFERENCE_EXAMPLES,
@@ -18,6 +19,14 @@ from pipeline_ops.artifacts.results import (
     SAVED_MODEL,
     Epoch,
     TrainingFigures,
+)
+from pipeline_ops.served.preprocessing import Preprocessing
+
+DIGITS = Preprocessing(
+    (
+        StageFigures(name="decode", parameters={"channels": 1}, served="in_graph"),
+        StageFigures(name="resize", parameters={"height": 16, "width": 16}, served="in_graph"),
+    )
 )
 
 
@@ -46,7 +55,7 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
     """A SavedModel as `served/contract.py` has it, reference examples, and the model's own answers
     to them."""
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.served.model import ServedClassifier
+    from pipeline_ops.served.model import ServedClassifier, add_assets
 
     class Linear(tf.Module):
         def __init__(self):
@@ -57,13 +66,17 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
             flat = tf.reshape(images, [-1, weights.shape[0] - 1])
             return 8.0 * tf.pad(flat / 255.0, [[0, 0], [0, 1]], constant_values=1.0) @ self.weights
 
-    write_served_model(folder, ServedClassifier(Linear(), (16, 16, 1)), references)
+    names = [str(number) for number in range(weights.shape[1])]
+    served = ServedClassifier(Linear(), (16, 16, 1), DIGITS)
+    with tempfile.TemporaryDirectory() as work:
+        add_assets(served, names, DIGITS, Path(work), with_label_map=False)
+        write_served_model(folder, served, references)
 
 
 def write_served_model(folder: Path, served, references: Sequence[bytes]) -> None:
     """`references` are serialised test examples, whose images stand for raw files, too."""
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.served.client import RawRecord, pack_raw_record
+    from pipeline_ops.served.client import RawRecord, decode_pixels, pack_raw_record
 
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     parsed = tf.io.parse_example(list(references), {ENCODED: tf.io.FixedLenFeature([], tf.string)})
@@ -74,7 +87,8 @@ def write_served_model(folder: Path, served, references: Sequence[bytes]) -> Non
         for number, image in enumerate(images):
             key = f"{number}.png"
             writer.write(pack_raw_record(RawRecord(key, image, "PNG", [key], [pixels[number]])))
-    np.save(folder / REFERENCE_OUTPUTS, served.prepared(tf.constant(pixels))["probabilities"])
+    answers = served.images(decode_pixels(pixels, served.image_shape))["probabilities"]
+    np.save(folder / REFERENCE_OUTPUTS, answers)
 
 
 def training_figures(dataset: Manifest) -> TrainingFigures:

@@ -22,10 +22,14 @@ import numpy as np
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
 
 _OVERLAPS = np.linspace(0.5, 0.95, 10)
-_RANGES = ("", "small", "medium", "large")
+RANGES = ("", "small", "medium", "large")
 """COCO's ranges of areas, by the ends of the names of their metrics."""
 _LIMITS = (1, 10, 100)
 """The numbers of detections of a class in an image, the best ones, that count."""
+MAX_GROUPS, MAX_POINTS = 512, 256
+"""Limits of what a draw is made of: groups of images, and points of a curve."""
+_DENSE_FACTOR = 64
+"""The number of cells of a matrix product that take the time of one sum of another kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,12 @@ class ClassMatches:
             self.is_true[:, is_kept_true],
         )
 
+    def regroup(self, groups_N: np.ndarray) -> ClassMatches:
+        """Returns the matches with groups in the place of images. Group numbers are int [N]."""
+        return dataclasses.replace(
+            self, images=groups_N[self.images], true_images=groups_N[self.true_images]
+        )
+
 
 def collect_matches(
     evaluations: Sequence[Any], num_images: int, num_classes: int
@@ -68,17 +78,17 @@ def collect_matches(
 
     `evaluations` are faster-coco-eval's of each image, in its order: by class, range and image.
     """
-    no_detection = np.empty((len(_RANGES), len(_OVERLAPS), 0), bool)
-    none, no_box = np.empty(0, np.int64), np.empty((len(_RANGES), 0), bool)
+    no_detection = np.empty((len(RANGES), len(_OVERLAPS), 0), bool)
+    none, no_box = np.empty(0, np.int64), np.empty((len(RANGES), 0), bool)
     nothing = ClassMatches(none, none, no_detection, no_detection, none, no_box)
-    order, found = (num_classes, len(_RANGES), num_images), []
+    order, found = (num_classes, len(RANGES), num_images), []
     for by_range in np.array(evaluations, object).reshape(order):
         parts, scores = [nothing], [none]
         for image, own in enumerate(by_range.T):
             # They have no attributes, and are made to be pickled.
             states = [each.__getstate__() for each in own]
             matched, _, own_scores, is_ignored, is_not_counted, _ = zip(*states, strict=True)
-            shape = len(_RANGES), len(_OVERLAPS), len(own_scores[0])
+            shape = len(RANGES), len(_OVERLAPS), len(own_scores[0])
             is_counted = ~np.array(is_not_counted, bool).reshape(shape)
             is_true = ~np.array(is_ignored, bool)
             scores.append(np.array(own_scores[0]))
@@ -113,51 +123,81 @@ def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassM
     )
 
 
-def draw_figures(classes: Sequence[ClassMatches], num_images: int) -> dict[str, np.ndarray]:
+def draw_figures(
+    classes: Sequence[ClassMatches], num_images: int, ranges: Sequence[str] = RANGES
+) -> dict[str, np.ndarray]:
     """Returns draws of COCO's figures, by bootstrap over the images: float64 [B] by name.
 
     Models with the same images get the same draws. A figure that a draw does not have, because it
-    holds no box of that size, is NaN.
+    holds no box of that size, is NaN. `ranges` are those of the figures.
+
+    Time and memory have a limit. Of many images, random groups are drawn, which vary as images do.
+    A curve of many points has a part of them. What that costs the figure of all images is added to
+    each draw.
     """
+    ones, known = np.ones((num_images, 1)), compute_known_figures(classes, num_images, ranges)
+    if num_images > MAX_GROUPS:
+        groups_N = np.random.default_rng(SEED).permutation(num_images) % MAX_GROUPS
+        classes, num_images = [each.regroup(groups_N) for each in classes], MAX_GROUPS
+        ones = ones[:MAX_GROUPS]
     # Smaller blocks stay in the processor's cache.
-    block_values = 4 * max(num_images, *(len(each.images) for each in classes))
+    block_values = 4 * max(num_images, *(min(len(each.images), MAX_POINTS) for each in classes))
     blocks = [
-        compute_figures(classes, weights.T)
-        for weights in draw_weights(np.ones(num_images), NUM_SAMPLES, SEED, block_values)
+        compute_figures(classes, weights.T, ranges, MAX_POINTS)
+        for weights in draw_weights(ones[:, 0], NUM_SAMPLES, SEED, block_values)
     ]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    drawn = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    whole = compute_figures(classes, ones, ranges, MAX_POINTS)
+    return {
+        name: values + (known[name] - whole[name] if name in known else 0.0)
+        for name, values in drawn.items()
+    }
 
 
-def compute_known_figures(classes: Sequence[ClassMatches], num_images: int) -> dict[str, float]:
+def compute_known_figures(
+    classes: Sequence[ClassMatches], num_images: int, ranges: Sequence[str] = RANGES
+) -> dict[str, float]:
     """Returns COCO's figures of all images, without those of sizes that no box has."""
-    found = compute_figures(classes, np.ones((num_images, 1)))
+    found = compute_figures(classes, np.ones((num_images, 1)), ranges)
     return {name: value.item() for name, value in found.items() if not np.isnan(value)}
 
 
 def compute_figures(
-    classes: Sequence[ClassMatches], weights_NB: np.ndarray
+    classes: Sequence[ClassMatches],
+    weights_NB: np.ndarray,
+    ranges: Sequence[str] = RANGES,
+    max_points: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns COCO's twelve figures, float64 [B] by name, with images that count several times.
+    """Returns COCO's figures, float64 [B] by name, with images that count several times.
 
-    They are means over the classes with boxes, and NaN without any.
+    They are means over the classes with boxes, and NaN without any. A curve of precision and recall
+    has a point for each right detection, or `max_points` of them.
     """
-    weights_NB = np.ascontiguousarray(weights_NB, np.int32)
+    # Sums of whole numbers below 2**24 are exact.
+    weights_NB = np.ascontiguousarray(weights_NB, np.float32)
+    num_images = len(weights_NB)
     found: dict[str, np.ndarray] = {}
-    for place, end in enumerate(_RANGES):
+    for end in ranges:
+        place = RANGES.index(end)
         num_true = np.array(
-            [weights_NB[each.true_images[each.is_true[place]]].sum(axis=0) for each in classes]
+            [
+                np.bincount(each.true_images[each.is_true[place]], minlength=num_images)
+                @ weights_NB
+                for each in classes
+            ]
         )
         precisions, recalls = (
             np.zeros((len(classes), part, weights_NB.shape[1])) for part in (10, 3)
         )
         for index, each in enumerate(classes):
             precisions[index] = [
-                _average_precision(each, place, overlap, weights_NB, num_true[index])
+                _average_precision(each, place, overlap, weights_NB, num_true[index], max_points)
                 for overlap in range(len(_OVERLAPS))
             ]
             for limit, most in enumerate(_LIMITS):
                 is_right = each.is_right[place] & (each.ranks < most)
-                right = is_right.sum(axis=0) @ weights_NB[each.images] / len(_OVERLAPS)
+                right_N = np.bincount(each.images, is_right.sum(axis=0), num_images)
+                right = right_N @ weights_NB / len(_OVERLAPS)
                 recalls[index, limit] = right / np.maximum(num_true[index], 1)
         values = {f"map_{end}": precisions.mean(axis=1), f"mar_{end}": recalls[:, 2]}
         if not end:
@@ -173,7 +213,12 @@ def compute_figures(
 
 
 def _average_precision(
-    matches: ClassMatches, place: int, overlap: int, weights_NB: np.ndarray, num_true_B: np.ndarray
+    matches: ClassMatches,
+    place: int,
+    overlap: int,
+    weights_NB: np.ndarray,
+    num_true_B: np.ndarray,
+    max_points: int | None,
 ) -> np.ndarray:
     """Returns float64 [B], the mean of the precisions at COCO's recalls.
 
@@ -181,19 +226,33 @@ def _average_precision(
     is there already.
     """
     counted = np.flatnonzero(matches.is_counted[place, overlap])
-    places_P = np.flatnonzero(matches.is_right[place, overlap, counted])
-    if not len(places_P):
+    right = np.flatnonzero(matches.is_right[place, overlap, counted])
+    if not len(right):
         return np.zeros(weights_NB.shape[1])
-    images = matches.images[counted[: places_P[-1] + 1]]
-    right_PB = weights_NB[images[places_P]].cumsum(axis=0)
-    starts = np.append(0, places_P[:-1] + 1)
-    all_PB = np.add.reduceat(weights_NB[images], starts, axis=0, dtype=np.int32).cumsum(axis=0)
-    precisions_PB = right_PB / np.maximum(all_PB, 1)
+    points_P = np.arange(len(right))
+    if max_points and len(right) > max_points:
+        points_P = np.linspace(0, len(right) - 1, max_points).round().astype(int)
+    images = matches.images[counted[: right[-1] + 1]]
+    right_PB = _add_up(weights_NB, images[right], points_P)
+    all_PB = _add_up(weights_NB, images, right[points_P])
+    precisions_PB = np.divide(right_PB, np.maximum(all_PB, 1), dtype=np.float64)
     # The best one at this recall or above.
     best_PB = np.maximum.accumulate(precisions_PB[::-1], axis=0)[::-1]
-    recalls_PB = right_PB / np.maximum(num_true_B, 1)
+    recalls_PB = np.divide(right_PB, np.maximum(num_true_B, 1), dtype=np.float64)
     # The number of COCO's recalls that are reached. The first one, 0, always is.
     steps_PB = (100 * recalls_PB + 1e-6).astype(np.int32)
     steps_PB += RECALL_THRESHOLDS[steps_PB] <= recalls_PB
     new_PB = np.diff(steps_PB, axis=0, prepend=0)
-    return (best_PB * new_PB).sum(axis=0) / len(RECALL_THRESHOLDS)
+    return np.asarray((best_PB * new_PB).sum(axis=0) / len(RECALL_THRESHOLDS))
+
+
+def _add_up(weights_NB: np.ndarray, images_D: np.ndarray, lasts_P: np.ndarray) -> np.ndarray:
+    """Returns the weights of the first detections up to each last one, added up: [P, B]."""
+    shape = len(lasts_P), len(weights_NB)
+    if shape[0] * shape[1] > _DENSE_FACTOR * len(images_D):
+        starts = np.append(0, lasts_P[:-1] + 1)
+        return np.add.reduceat(weights_NB[images_D], starts, axis=0).cumsum(axis=0)
+    parts_D = np.searchsorted(lasts_P, np.arange(len(images_D)))
+    cells = np.bincount(parts_D * shape[1] + images_D, minlength=shape[0] * shape[1])
+    found: np.ndarray = (cells.reshape(shape).astype(np.float32) @ weights_NB).cumsum(axis=0)
+    return found

@@ -25,6 +25,7 @@ from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
 from pipeline_ops.evaluation.detection_draws import (
+    RANGES,
     ClassMatches,
     collect_matches,
     compute_known_figures,
@@ -185,7 +186,8 @@ def _compare_files(
     )
     agreement = float(np.mean(list(map(_have_equal_boxes, found, chosen_detections))))
     draws, other_draws = (
-        draw_figures(each.matches, len(chosen))[_METRIC] for each in (from_files, from_images)
+        draw_figures(each.matches, len(chosen), RANGES[:1])[_METRIC]
+        for each in (from_files, from_images)
     )
     low, high = np.nanquantile(draws - other_draws, [0.005, 0.995])
     is_noise = low <= 0 <= high or max(abs(low), abs(high)) < _MAX_OTHER_METRIC

@@ -17,6 +17,8 @@ from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.detection_draws import (
+    MAX_GROUPS,
+    MAX_POINTS,
     ClassMatches,
     compute_figures,
     compute_known_figures,
@@ -28,7 +30,7 @@ from pipeline_ops.evaluation.detector import (
     evaluate_boxes,
 )
 from pipeline_ops.evaluation.gate import judge
-from pipeline_ops.evaluation.metrics import Group, build_drawn_group
+from pipeline_ops.evaluation.metrics import Group, build_drawn_group, draw_weights
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 NAMES = (
@@ -386,6 +388,19 @@ def test_the_draws_of_a_thousand_images_take_seconds():
     assert time.process_time() - begin < 60
     assert draws["map"].shape == (1000,)
     assert 0.001 < draws["map"].std() < 0.05
+
+
+def test_draws_of_groups_of_images_vary_as_those_of_the_images_do():
+    """Both limits are reached: 1,500 images, and more right detections than points."""
+    num_images = 3 * MAX_GROUPS
+    matches = match_all(random_set(17, num_images=num_images, num_classes=2))
+    assert min(each.is_right[0, 0].sum() for each in matches) > 2 * MAX_POINTS
+    weights = next(draw_weights(np.ones(num_images), 400, 2, num_images))
+    exact, limited = compute_figures(matches, weights.T), draw_figures(matches, num_images)
+    for name in ("map", "map_50", "mar_100", "map_small"):
+        spread = exact[name].std()
+        assert limited[name].mean() == pytest.approx(exact[name].mean(), abs=0.25 * spread)
+        assert limited[name].std() == pytest.approx(spread, rel=0.2)
 
 
 def build_whole_group(models, num_images) -> Group:

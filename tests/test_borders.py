@@ -79,7 +79,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
     "pipeline_ops/evaluation": (
         SHARED | {"evaluation", "models", "input", "served"},
-        TENSORFLOW | {"jinja2", "markupsafe", "PIL", "faster_coco_eval", "sklearn", "scipy"},
+        TENSORFLOW | {"jinja2", "markupsafe", "PIL", "sklearn", "scipy"},
     ),
     "pipeline_ops/export": (
         SHARED | {"export", "models", "input", "served"},

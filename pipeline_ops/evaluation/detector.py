@@ -2,9 +2,8 @@
 
 It is the counterpart of `classifier.py`. Both models run as they are served. Boxes are compared in
 pixels of the images as the data set has them. COCO's figures cover all thresholds and treat each
-class by itself. faster-coco-eval computes them in C++; the extra `train` installs it. They equal
-the figures of pycocotools (tests compare them). Mistakes are counted at one score threshold, the
-one with the largest F1: found, confused, missed, false alarm.
+class by itself (`coco.py`). Mistakes are counted at one score threshold, the one with the largest
+F1: found, confused, missed, false alarm.
 
 Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
@@ -22,14 +20,15 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import AsServed, ModelEvaluation
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
-from pipeline_ops.evaluation.detection_draws import (
+from pipeline_ops.evaluation.coco import (
     RANGES,
     ClassMatches,
-    collect_matches,
     compute_known_figures,
     draw_figures,
+    match_all,
+    trace_curves,
 )
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
@@ -424,93 +423,17 @@ def evaluate_boxes(
     `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
-    # There is a dictionary for each of a hundred thousand boxes, and all are in use. Scanning them
-    # for garbage again and again takes a quarter of the time.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        evaluator = _run_coco(scenes, detections, size, class_names)
-    finally:
-        if was_enabled:
-            gc.enable()
-    # Float [overlaps, recalls, C, sizes, limits], -1 where there is nothing to find.
-    precision = np.asarray(evaluator.eval["precision"])[:, :, :, 0, -1]
-    found = {
-        name: precision[:, :, index].copy()
-        for index, name in enumerate(class_names)
-        if (precision[:, :, index] > -1).all()
+    matches = match_all(scenes, detections, size, len(class_names))
+    found = compute_known_figures(matches, len(scenes))
+    curves = {
+        name: trace_curves(each)
+        for name, each in zip(class_names, matches, strict=True)
+        if each.is_true[0].any()
     }
     return DetectionEvaluation(
-        {
-            name: float(value)
-            for name, value in zip(get_args(DetectionMetric), evaluator.stats, strict=True)
-            if value > -1
-        },
-        {name: float(values.mean()) for name, values in found.items()},
-        {name: float(values[0].mean()) for name, values in found.items()},
-        {name: values[0] for name, values in found.items()},
-        collect_matches(evaluator._evalImgs_cpp, len(scenes), len(class_names)),
+        {name: found[name] for name in get_args(DetectionMetric) if name in found},
+        {name: float(values.mean()) for name, values in curves.items()},
+        {name: float(values[0].mean()) for name, values in curves.items()},
+        {name: values[0] for name, values in curves.items()},
+        matches,
     )
-
-
-def _run_coco(
-    scenes: Sequence[TrueBoxes],
-    detections: Sequence[ImageDetections],
-    size: tuple[int, int],
-    class_names: Sequence[str],
-) -> Any:
-    try:
-        import faster_coco_eval
-    except ImportError as error:
-        raise ConfigError(
-            f"COCO's figures need the package faster-coco-eval ({error}). "
-            "Install the extra train: pip install '.[train]' in a clone of Trainyard."
-        ) from None
-    annotations: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
-        where = image, scene.key, size, len(class_names)
-        for record, is_crowd in zip(_to_records(scene, *where), scene.is_crowd, strict=True):
-            _, _, width, height = record["bbox"]
-            record |= {"area": width * height, "iscrowd": int(is_crowd)}
-            annotations.append(record | {"id": len(annotations) + 1})  # 0 would mean "no match"
-        for record, score in zip(_to_records(answer, *where), answer.scores, strict=True):
-            results.append(record | {"score": float(score)})
-    truth = faster_coco_eval.COCO(
-        {
-            "images": [{"id": index} for index in range(len(scenes))],
-            "annotations": annotations,
-            "categories": [{"id": index, "name": name} for index, name in enumerate(class_names)],
-        }
-    )
-    found = truth.loadRes(results)
-    evaluator = faster_coco_eval.COCOeval_faster(truth, found, "bbox", separate_eval=True)
-    evaluator.run()
-    return evaluator
-
-
-def _to_records(
-    boxes: TrueBoxes | ImageDetections,
-    image: int,
-    key: str,
-    size: tuple[int, int],
-    num_classes: int,
-) -> list[dict[str, Any]]:
-    """Converts the boxes of one image to COCO's: xmin, ymin, width, height in pixels."""
-    corners = boxes.boxes.astype(np.float64) * np.array([*size, *size])
-    bad = ~np.isfinite(corners).all(axis=1) | (boxes.classes < 0) | (boxes.classes >= num_classes)
-    if isinstance(boxes, ImageDetections):
-        bad |= ~np.isfinite(boxes.scores)
-    if bad.any():
-        i = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"{key}: {'detection' if isinstance(boxes, ImageDetections) else 'true box'} {i} has "
-            f"class {boxes.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
-            "Corners and score must be finite, and the class must exist."
-        )
-    ymin, xmin, ymax, xmax = corners.T
-    xywh = np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1).tolist()
-    return [
-        {"image_id": image, "category_id": category, "bbox": box}
-        for category, box in zip(boxes.classes.tolist(), xywh, strict=True)
-    ]

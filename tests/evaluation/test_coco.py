@@ -16,7 +16,7 @@ from pycocotools.cocoeval import COCOeval
 from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.detection_draws import (
+from pipeline_ops.evaluation.coco import (
     MAX_GROUPS,
     MAX_POINTS,
     ClassMatches,

@@ -174,6 +174,7 @@ def repeat_rare_classes(
 
     def write(folder: Path) -> None:
         start, pairs = 0, [np.empty((2, 0), np.int64)]
+        tell(0, split.num_examples, "labels")
         batches = read_batches(split, _PARSE_BATCH)
         labels = batches.map(lambda serialized_b: list_classes(parse(serialized_b)[1]))
         for classes_bn in iterate_records(labels, split.paths):
@@ -315,19 +316,46 @@ class EncodedSource:
 class MemorySource:
     """All examples, parsed, in the memory of this worker.
 
-    They are one batch, so that `parse` pads all of them alike where examples differ in size, as
-    boxes do.
+    Their labels are one batch, so that `parse` pads all of them alike where examples differ in
+    size, as boxes do.
     """
 
-    def __init__(self, split: SplitShards, parse: Parse):
+    def __init__(self, split: SplitShards, parse: Parse, tell: Tell = lambda *_: None):
+        tell(0, split.num_examples, "decoded images")
         with tf.device("/cpu:0"):
-            batches = build_evaluation_dataset(split, parse, split.num_examples)
-            self._all = batches.get_single_element()
-        split.release()
+            records_N = read_batches(split, split.num_examples).get_single_element()
+            split.release()
+            read_labels = tf.function(lambda serialized_N: parse(serialized_N)[1], autograph=False)
+            self._labels = read_labels(records_N)
+            self._features = self._decode(records_N, parse, tell)
+
+    @staticmethod
+    def _decode(records_N: tf.Tensor, parse: Parse, tell: Tell) -> Any:
+        num_examples = len(records_N)
+        batches = (
+            tf.data.Dataset.from_tensor_slices(records_N)
+            .batch(_PARSE_BATCH)
+            .map(lambda serialized_b: parse(serialized_b)[0], tf.data.AUTOTUNE)
+            .prefetch(2)
+        )
+        all_features = tf.nest.map_structure(
+            lambda spec: np.empty([num_examples, *spec.shape[1:]], spec.dtype.as_numpy_dtype),
+            batches.element_spec,
+        )
+        done = 0
+        for features in batches.as_numpy_iterator():
+            for values_N, values_b in zip(
+                tf.nest.flatten(all_features), tf.nest.flatten(features), strict=True
+            ):
+                values_N[done : done + len(values_b)] = values_b
+            done += len(tf.nest.flatten(features)[0])
+            tell(done, num_examples, "decoded images")
+        return tf.nest.map_structure(tf.constant, all_features)
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        features, labels = _gather_examples(self._all, examples_b)
-        return features, labels
+        return _gather_examples(self._features, examples_b), _gather_examples(
+            self._labels, examples_b
+        )
 
 
 class DiskSource:
@@ -372,6 +400,7 @@ class DiskSource:
     @classmethod
     def _write(cls, split: SplitShards, parse: Parse, folder: Path, tell: Tell) -> None:
         all_labels, done = [], 0
+        tell(0, split.num_examples, "decoded images")
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
             for features, labels in build_evaluation_dataset(split, parse).as_numpy_iterator():
                 all_labels.append(tf.nest.flatten(labels))
@@ -407,7 +436,7 @@ def open_example_source(
     if config.cache != "none":
         reason = _find_reason_against_cache(split, parse, config)
         if reason is None and config.cache == "memory":
-            return MemorySource(split, parse)
+            return MemorySource(split, parse, tell)
         if reason is None:
             return DiskSource(split, parse, cache, version, tell)
         on_message(reason)
@@ -497,6 +526,7 @@ def _list_offsets(split: SplitShards, cache: HostCache, tell: Tell) -> list[np.n
     def write(folder: Path) -> None:
         removed = split.removed or [()] * len(split.paths)
         offsets = []
+        tell(0, len(removed), "scanned shards")
         for path, positions in zip(split.paths, removed, strict=True):
             offsets.append(np.delete(read_record_offsets(Path(path)), list(positions)))
             tell(len(offsets), len(removed), "scanned shards")

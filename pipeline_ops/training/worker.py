@@ -31,6 +31,7 @@ from pipeline_ops.jobs.gang_protocol import (
     JOINING_PHASE,
     STATE,
     TRAINED,
+    WAITING_PHASE,
     WorkerSpec,
     format_worker_digest_name,
 )
@@ -215,15 +216,19 @@ def build_trainer(
     def report_input(message: str) -> None:
         progress.report("input", message=message)
 
+    def report_waiting(message: str) -> None:
+        progress.report(WAITING_PHASE, message=message)
+
     told_at = -math.inf
 
     def tell_preparation(done: int, total: int, unit: str) -> None:
         nonlocal told_at
-        if time.monotonic() - told_at > _TELL_SECONDS:
+        if done == 0 or time.monotonic() - told_at > _TELL_SECONDS:
             told_at = time.monotonic()
             progress.report("input", done, total, unit)
 
-    uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
+    uri = request.inputs["preprocess"].uri
+    cache = open_host_cache(config.input, report_waiting)
     dataset = open_host_dataset(uri, config.input, cache, report_input)
     config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)

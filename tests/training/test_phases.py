@@ -31,8 +31,8 @@ OPTIONS = QUICK | {
 
 @pytest.fixture
 def make_slow_job(make_job, tmp_path):
-    def make(seconds: float = 0.0, **options):
-        parameters = {"seconds": seconds, "folder": str(tmp_path)}
+    def make(seconds: float = 0.0, trouble=None, **options):
+        parameters = {"seconds": seconds, "folder": str(tmp_path), "trouble": trouble}
         return make_job("slow", **OPTIONS | {"train__model_parameters": parameters} | options)
 
     return make
@@ -58,7 +58,17 @@ def test_a_slow_validation_is_alive_while_it_advances(make_slow_job, host_pool):
 
 
 @pytest.mark.parametrize(
-    "hook", ["on_epoch_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end"]
+    "hook",
+    [
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_test_begin",
+        "on_test_end",
+        "on_epoch_end",
+        "on_train_end",
+    ],
 )
 def test_a_slow_callback_is_no_slow_step(make_slow_job, host_pool, hook):
     """Also not of the worker that waits for it."""
@@ -66,6 +76,17 @@ def test_a_slow_callback_is_no_slow_step(make_slow_job, host_pool, hook):
     job = make_slow_job(train__callbacks=[callback], train__epochs=1)
     assert run_gang(job, host_pool).restarts == 0
     assert len(read_state(job).history) == 1
+
+
+def test_a_slow_disk_makes_no_slow_step(make_slow_job, host_pool):
+    """The first checkpoint is still being written when the next one is due."""
+    trouble = {"slow_in": ["saving"]}
+    job = make_slow_job(6.0, trouble, train__epochs=1, train__checkpoint_every_steps=8)
+    assert run_gang(job, host_pool).restarts == 0
+    phases = [event.phase for event in read_events(job)]
+    saved = phases.index("saving")
+    assert "train" in phases[:saved]
+    assert phases[saved + 1] == "train", "the clock of a step begins anew"
 
 
 def test_a_hang_in_a_validation_is_found_and_costs_the_validation_alone(

@@ -231,6 +231,8 @@ class CandidateSpec(Message):
     request: str
     work: str
     folder: str
+    progress: str = ""
+    """The file for reports, on its host. None is written without."""
     source: str = ""
     """The weights in a bucket, if the host shares nothing else with the others."""
     target: str = ""

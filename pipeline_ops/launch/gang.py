@@ -66,6 +66,7 @@ _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
 _MISSED_HEARTBEATS = 3
 _KILL_SECONDS = 3.0
+_MAX_NAMES = 4
 _WAITING_RANKS = {COMPILING_PHASE: 1, TRAIN_PHASE: 2, WAITING_PHASE: 2}
 """Phases in which a worker may wait for others. Of silent workers, one of a lower rank is awaited,
 and of rank 0 in any other phase."""
@@ -356,7 +357,8 @@ class WorkerMonitor:
         return self._blame(
             process,
             f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "
-            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
+            + (f"in the phase {process.phase} " if process.phase else "")
+            + f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
             "It is stopped, or its machine hangs",
         )
 
@@ -388,6 +390,10 @@ class WorkerMonitor:
             f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
             + (f", after {process.done_text}" if process.done_text else "")
         )
+        if alike := [each for each in awaited if each.phase == process.phase and each != process]:
+            names = [f"{each.spec.name} on {each.spec.host}" for each in alike]
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            problem += f". {', '.join(names[:_MAX_NAMES])}{more} may be what it waits for there"
         return self._blame(process, problem)
 
     def _compute_call_limit(self, process: _Process) -> float:

@@ -223,7 +223,7 @@ def build_trainer(
 
     def tell_preparation(done: int, total: int, unit: str) -> None:
         nonlocal told_at
-        if done == 0 or time.monotonic() - told_at > _TELL_SECONDS:
+        if done in (0, total) or time.monotonic() - told_at > _TELL_SECONDS:
             told_at = time.monotonic()
             progress.report("input", done, total, unit)
 
@@ -235,6 +235,7 @@ def build_trainer(
     build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
     build_for_serving = functools.partial(build, for_training=False)
     task = make_task(config, config_folder, dataset)
+    progress.report("building", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     code = compute_digest(request.fingerprint.code)

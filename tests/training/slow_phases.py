@@ -18,13 +18,15 @@ _disturbed: set[str] = set()
 class Trouble:
     """What a process meets in a place: time that passes, or the end of all progress.
 
-    It hangs in `hang_in` only while there is a file `hang`, which a test removes after the restart,
-    and leaves the name of its process in a file `hangs`.
+    It hangs in `hang_in` once it has been there `after` times, as long as there is a file `hang`.
+    A test removes that after the restart. It leaves the name of its process in a file `hangs`.
     """
 
-    def __init__(self, folder: str, slow_in=(), seconds=0.0, hang_in="", kind="loop", worker=None):
+    def __init__(
+        self, folder: str, slow_in=(), seconds=0.0, hang_in="", kind="loop", worker=None, after=0
+    ):
         self._folder, self._slow_in, self._seconds = Path(folder), slow_in, seconds
-        self._hang_in, self._kind, self._worker = hang_in, kind, worker
+        self._hang_in, self._kind, self._worker, self._left = hang_in, kind, worker, after
 
     def meet(self, place: str) -> None:
         worker = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
@@ -32,12 +34,25 @@ class Trouble:
             _disturbed.add(place)
             time.sleep(self._seconds)
         hang = self._folder / "hang"
-        if place == self._hang_in and self._worker in (None, worker) and hang.exists():
+        if place != self._hang_in or self._worker not in (None, worker):
+            return
+        self._left -= 1
+        if self._left < 0 and hang.exists():
             (self._folder / "hangs").write_text(
                 "candidate" if worker is None else f"worker {worker}"
             )
             if self._kind == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if self._kind == "collective":  # the other worker never takes part in it
+                tf.raw_ops.CollectiveReduceV2(
+                    input=tf.ones(1),
+                    group_size=2,
+                    group_key=77,
+                    instance_key=77,
+                    ordering_token=[],
+                    merge_op="Add",
+                    final_op="Id",
+                )
             while hang.exists():
                 pass
 
@@ -86,7 +101,7 @@ class Brake(keras.layers.Layer):
 
         def take(values):
             calls.append(1)
-            if len(calls) > 3:  # the first step is compiled
+            if len(calls) > 24:  # the first steps, of eight micro-batches each, are over
                 self._trouble.meet("step")
             return values
 

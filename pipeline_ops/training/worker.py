@@ -235,7 +235,7 @@ def build_trainer(
     build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
     build_for_serving = functools.partial(build, for_training=False)
     task = make_task(config, config_folder, dataset)
-    progress.report("building", message="builds the model")
+    progress.report("model", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     code = compute_digest(request.fingerprint.code)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -15,8 +16,10 @@ import psutil
 import pytest
 from gangs import QUICK, read_state, run_gang
 from launch.running import starting
+from manifests import list_counted
 from processes import wait_until
 
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.gang import StopRequest
@@ -123,7 +126,7 @@ def test_a_gang_that_is_slow_in_every_phase_succeeds_without_a_restart(
     with stopping_as_it_joins(job, "worker 1", 6.0):
         assert run_gang(job, host_pool).restarts == 0
     by_worker = [read_events(job, f"worker {worker}") for worker in range(2)]
-    for phase in ("joining", "building", "input", "tracing"):
+    for phase in ("joining", "model", "input", "tracing"):
         lasted = [
             after.time - event.time
             for events in by_worker
@@ -131,6 +134,67 @@ def test_a_gang_that_is_slow_in_every_phase_succeeds_without_a_restart(
             if event.phase == phase
         ]
         assert max(lasted) > 5, phase
+
+
+@pytest.fixture(scope="module")
+def large_dataset(dataset, tmp_path_factory) -> str:
+    """A data set that is not held in memory, so that its records are found by offsets."""
+    import tensorflow as tf
+
+    manifest, folder = read_manifest(dataset), tmp_path_factory.mktemp("large") / "dataset"
+    shutil.copytree(Path(dataset).parent, folder)
+    padding = tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(400_000)]))
+    for shard in folder.glob("train-*.tfrecord"):
+        records = [*tf.data.TFRecordDataset([str(shard)]).as_numpy_iterator()]
+        with tf.io.TFRecordWriter(str(shard)) as writer:
+            for record in records:
+                example = tf.train.Example.FromString(record)
+                example.features.feature["padding"].CopyFrom(padding)
+                writer.write(example.SerializeToString())
+    counts = {file.path: file.num_examples for file in manifest.files}
+    write_manifest(folder, manifest.model_copy(update={"files": list_counted(folder, counts)}))
+    return str(folder / "manifest.json")
+
+
+def test_a_slow_and_then_hung_scan_of_offsets_is_found_and_keeps_what_is_scanned(
+    large_dataset, make_job_in, host_pool, tmp_path
+):
+    (tmp_path / "hang").touch()
+    trouble = {"slow_in": ["offsets"], "hang_in": "offsets", "after": 2}
+    parameters = {"seconds": 6.0, "folder": str(tmp_path), "trouble": trouble}
+    job, messages, kept = (
+        make_job_in(tmp_path, large_dataset)(
+            "slow",
+            **OPTIONS
+            | {
+                "train__model_parameters": parameters,
+                "train__epochs": 1,
+                "train__step_timeout_seconds": 5,
+                "train__phase_timeout_seconds": 12,
+                "train__input__cache": "none",
+                "train__input__local_folder": str(tmp_path / "cache"),
+            },
+        ),
+        [],
+        [],
+    )
+
+    def list_scanned():
+        files = (tmp_path / "cache").rglob("offsets.npz")
+        return {(file, file.stat().st_ino) for file in files if ".staging" not in str(file)}
+
+    def watch(event):
+        if event.phase == "restart":
+            (tmp_path / "hang").unlink()
+            messages.append(event.message)
+            kept.extend(list_scanned())
+
+    assert run_gang(job, host_pool, watch).restarts == 1
+    [message] = messages
+    assert message.startswith((tmp_path / "hangs").read_text())
+    assert "for 12 s in the phase input (train.phase_timeout_seconds is 12), after " in message
+    assert " of 4 scanned shards" in message
+    assert kept and set(kept) < list_scanned() and len(list_scanned()) == 4
 
 
 def test_a_step_has_a_limit_of_its_own(make_slow_job, host_pool):
@@ -144,8 +208,8 @@ def test_a_step_has_a_limit_of_its_own(make_slow_job, host_pool):
     ("place", "kind", "phase", "rule"),
     [
         ("joining", "stop", "joining", "heartbeat_timeout_seconds is 4"),
-        ("building", "loop", "building", "phase_timeout_seconds is 7"),
-        ("building", "stop", "building", "heartbeat_timeout_seconds is 4"),
+        ("building", "loop", "model", "phase_timeout_seconds is 7"),
+        ("building", "stop", "model", "heartbeat_timeout_seconds is 4"),
         ("classes", "loop", "input", "phase_timeout_seconds is 7), after "),
         ("decoding", "loop", "input", "phase_timeout_seconds is 7), after "),
         ("decoding", "stop", "input", "heartbeat_timeout_seconds is 4"),

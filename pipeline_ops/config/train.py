@@ -583,8 +583,9 @@ class Train(TaskSection):
     reported during a call of `steps_per_call` steps, so their usual time is added."""
     phase_timeout_seconds: int = operational_field(1800, ge=1, is_advanced=True)
     """Time without progress after which a worker counts as hung in any other phase than a training
-    step: reading labels, building a cache, compiling, validating, in a callback, storing the
-    result. A phase that makes progress may last as long as it needs."""
+    step: reading labels, building a cache, tracing, compiling, validating, in a callback, saving,
+    storing the result, writing the candidate. A phase that makes progress may last as long as it
+    needs."""
     heartbeat_timeout_seconds: int = operational_field(15, ge=2, is_advanced=True)
     """Time without a sign of life from a host or a process after which it counts as lost, even in
     the middle of a long step."""

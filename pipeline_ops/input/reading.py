@@ -61,6 +61,9 @@ Parse = Callable[[Any], tuple[Any, Any]]
 Tell = Callable[[int, int, str], None]
 """Tells how much of a long preparation is done: a number, the total, and the unit."""
 
+TellPart = Callable[[int], None]
+"""Tells how much of a part is done."""
+
 Read = Callable[[tf.Tensor], tf.Tensor]
 """A function from example numbers, int64 [b], to serialised examples, string [b]."""
 
@@ -71,7 +74,9 @@ _MAX_STREAMED_BYTES_IN_MEMORY = 32 << 20
 _MAX_BATCHES_AHEAD, _MAX_BYTES_AHEAD = 16, 64 << 20
 _PATIENCE_SECONDS = 1.0
 _PARSE_BATCH = 64
+_MAX_PARTS = 64
 _OFFSETS, _CLASSES = "offsets.npz", "classes.npz"
+_SHARDS, _IMAGES = "scanned shards", "decoded images"
 _MAX_STEPS = 1 << 40
 UNCHANGED = ImageAugmentation(AugmentOptions())
 
@@ -101,6 +106,29 @@ class SplitShards:
     def is_streamed(self) -> bool:
         """Returns whether the split is too large to be read as a whole before the first step."""
         return self.remote is not None and self.num_bytes > _MAX_STREAMED_BYTES_IN_MEMORY
+
+    def divide(self) -> list[SplitShards]:
+        """Returns parts of consecutive shards, in order, which the cache keeps one by one."""
+        if not self.shard_sizes:
+            return [self]
+        num_shards, parts = len(self.paths), []
+        num_parts = min(num_shards, _MAX_PARTS)
+        for number in range(num_parts):
+            shards = slice(number * num_shards // num_parts, (number + 1) * num_shards // num_parts)
+            num_examples = sum(self.shard_sizes[shards])
+            remote = self.remote
+            if remote is not None:
+                remote = dataclasses.replace(remote, shards=remote.shards[shards])
+            part = SplitShards(
+                self.paths[shards],
+                num_examples,
+                self.num_bytes * num_examples // max(1, self.num_examples),
+                self.removed[shards],
+                self.shard_sizes[shards],
+                remote,
+            )
+            parts.append(part)
+        return parts
 
     def release(self) -> None:
         """Ends the reading of a split in a store. It begins again with the next use."""
@@ -172,22 +200,56 @@ def repeat_rare_classes(
     `list_classes` takes labels and returns int64 [b, n], -1 for none.
     """
 
-    def write(folder: Path) -> None:
+    def write(part: SplitShards, tell: TellPart, folder: Path) -> None:
         start, pairs = 0, [np.empty((2, 0), np.int64)]
-        batches = read_batches(split, _PARSE_BATCH)
+        batches = read_batches(part, _PARSE_BATCH)
         labels = batches.map(lambda serialized_b: list_classes(parse(serialized_b)[1]))
-        for classes_bn in iterate_records(labels, split.paths):
+        for classes_bn in iterate_records(labels, part.paths):
             examples, columns = np.nonzero(classes_bn >= 0)
             pairs.append(np.stack([start + examples, classes_bn[examples, columns]]))
             start += len(classes_bn)
-            tell(start, split.num_examples, "labels")
-        split.release()
+            tell(start)
+        part.release()
         _save_arrays(folder / _CLASSES, [np.concatenate(pairs, axis=1)])
 
-    digest = compute_digest([_CLASSES, _compute_split_digest(split)])
-    [(examples, classes)] = _load_arrays(cache.get_or_create("parsed", digest, write) / _CLASSES)
+    start, pairs = 0, []
+    for part, folder in _prepare_parts(split, cache, "parsed", [_CLASSES], write, tell, "labels"):
+        [(examples, classes)] = _load_arrays(folder / _CLASSES)
+        pairs.append(np.stack([start + examples, classes]))
+        start += part.num_examples
+    examples, classes = np.concatenate(pairs, axis=1)
     factors = compute_repeat_factors(examples, classes, split.num_examples, threshold)
     return dataclasses.replace(split, repeat_factors=factors)
+
+
+def _prepare_parts(
+    split: SplitShards,
+    cache: HostCache,
+    kind: str,
+    identity: Sequence[str],
+    write: Callable[[SplitShards, TellPart, Path], None],
+    tell: Tell,
+    unit: str,
+) -> Iterator[tuple[SplitShards, Path]]:
+    """Yields the parts of a split with their entries in the host's cache, in order.
+
+    `write` fills the folder of a part that has none yet. A killed process leaves the finished ones
+    to the next. `unit` is that of the progress: examples of any kind, or shards.
+    """
+    counts_shards = unit == _SHARDS
+    total, done = len(split.paths) if counts_shards else split.num_examples, 0
+
+    def tell_part(done_in_part: int) -> None:
+        tell(done + done_in_part, total, unit)
+
+    tell_part(0)
+    for part in split.divide():
+        digest = compute_digest([*identity, _compute_split_digest(part)])
+        fill = functools.partial(write, part, tell_part)
+        folder = cache.get_or_create(kind, digest, fill)
+        done += len(part.paths) if counts_shards else part.num_examples
+        tell_part(0)
+        yield part, folder
 
 
 def read_records(paths: Sequence[str], removed: Sequence[Sequence[int]] = ()) -> tf.data.Dataset:
@@ -315,23 +377,50 @@ class EncodedSource:
 class MemorySource:
     """All examples, parsed, in the memory of this worker.
 
-    They are one batch, so that `parse` pads all of them alike where examples differ in size, as
-    boxes do.
+    Their labels are one batch, so that `parse` pads all of them alike where examples differ in
+    size, as boxes do.
     """
 
-    def __init__(self, split: SplitShards, parse: Parse):
+    def __init__(self, split: SplitShards, parse: Parse, tell: Tell = lambda *_: None):
+        tell(0, split.num_examples, _IMAGES)
         with tf.device("/cpu:0"):
-            batches = build_evaluation_dataset(split, parse, split.num_examples)
-            self._all = batches.get_single_element()
-        split.release()
+            records_N = read_batches(split, split.num_examples).get_single_element()
+            split.release()
+            read_labels = tf.function(lambda serialized_N: parse(serialized_N)[1], autograph=False)
+            self._labels = read_labels(records_N)
+            self._features = self._decode(records_N, parse, tell)
+
+    @staticmethod
+    def _decode(records_N: tf.Tensor, parse: Parse, tell: Tell) -> Any:
+        num_examples = len(records_N)
+        batches = (
+            tf.data.Dataset.from_tensor_slices(records_N)
+            .batch(_PARSE_BATCH)
+            .map(lambda serialized_b: parse(serialized_b)[0], tf.data.AUTOTUNE)
+            .prefetch(2)
+        )
+        all_features = tf.nest.map_structure(
+            lambda spec: np.empty([num_examples, *spec.shape[1:]], spec.dtype.as_numpy_dtype),
+            batches.element_spec,
+        )
+        done = 0
+        for features in batches.as_numpy_iterator():
+            for values_N, values_b in zip(
+                tf.nest.flatten(all_features), tf.nest.flatten(features), strict=True
+            ):
+                values_N[done : done + len(values_b)] = values_b
+            done += len(tf.nest.flatten(features)[0])
+            tell(done, num_examples, _IMAGES)
+        return tf.nest.map_structure(tf.constant, all_features)
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
-        features, labels = _gather_examples(self._all, examples_b)
-        return features, labels
+        return _gather_examples(self._features, examples_b), _gather_examples(
+            self._labels, examples_b
+        )
 
 
 class DiskSource:
-    """All features, parsed, in one file of this host. Labels are in memory.
+    """All features, parsed, in files of this host, one for each part. Labels are in memory.
 
     The features of all examples are tensors of one shape, so the offset of each record follows from
     arithmetic. `version` is part of the cache key and changes whenever `parse` changes.
@@ -348,18 +437,18 @@ class DiskSource:
         tell: Tell = lambda *_: None,
     ):
         self._spec, labels_spec = build_evaluation_dataset(split, parse).element_spec
-        identity = compute_digest(
-            [_compute_split_digest(split), version, str(self._spec), str(labels_spec)]
-        )
-        folder = cache.get_or_create(
-            "parsed", identity, lambda folder: self._write(split, parse, folder, tell)
-        )
-        offsets_N = np.arange(split.num_examples, dtype=np.int64) * (
-            _compute_num_bytes(self._spec) + FRAME_BYTES
-        )
-        self._read = _build_reader([str(folder / self._FEATURES)], [offsets_N])
+        identity = [version, str(self._spec), str(labels_spec)]
+        num_bytes = _compute_num_bytes(self._spec) + FRAME_BYTES
+        write = functools.partial(self._write, parse)
+        files, offsets, labels = [], [], []
+        for part, folder in _prepare_parts(split, cache, "parsed", identity, write, tell, _IMAGES):
+            if part.num_examples:
+                files.append(str(folder / self._FEATURES))
+                offsets.append(np.arange(part.num_examples, dtype=np.int64) * num_bytes)
+                labels.append(_load_arrays(folder / self._LABELS))
+        self._read = _build_reader(files, offsets)
         with tf.device("/cpu:0"):
-            leaves = [tf.constant(each) for each in _load_arrays(folder / self._LABELS)]
+            leaves = [tf.constant(np.concatenate(each)) for each in zip(*labels, strict=True)]
         self._labels = tf.nest.pack_sequence_as(labels_spec, leaves)
 
     def load(self, examples_b: tf.Tensor) -> tuple[Any, Any]:
@@ -370,7 +459,7 @@ class DiskSource:
         return features, _gather_examples(self._labels, examples_b)
 
     @classmethod
-    def _write(cls, split: SplitShards, parse: Parse, folder: Path, tell: Tell) -> None:
+    def _write(cls, parse: Parse, split: SplitShards, tell: TellPart, folder: Path) -> None:
         all_labels, done = [], 0
         with tf.io.TFRecordWriter(str(folder / cls._FEATURES)) as writer:
             for features, labels in build_evaluation_dataset(split, parse).as_numpy_iterator():
@@ -378,7 +467,7 @@ class DiskSource:
                 for one in features:
                     writer.write(one.tobytes())
                 done += len(features)
-                tell(done, split.num_examples, "decoded images")
+                tell(done)
         split.release()
         _save_arrays(folder / cls._LABELS, map(np.concatenate, zip(*all_labels, strict=True)))
 
@@ -407,7 +496,7 @@ def open_example_source(
     if config.cache != "none":
         reason = _find_reason_against_cache(split, parse, config)
         if reason is None and config.cache == "memory":
-            return MemorySource(split, parse)
+            return MemorySource(split, parse, tell)
         if reason is None:
             return DiskSource(split, parse, cache, version, tell)
         on_message(reason)
@@ -494,16 +583,16 @@ def _build_reader(paths: list[str], offsets: list[np.ndarray]) -> Read:
 def _list_offsets(split: SplitShards, cache: HostCache, tell: Tell) -> list[np.ndarray]:
     """Returns the offsets of the records that count, for each shard."""
 
-    def write(folder: Path) -> None:
-        removed = split.removed or [()] * len(split.paths)
+    def write(part: SplitShards, tell: TellPart, folder: Path) -> None:
+        removed = part.removed or [()] * len(part.paths)
         offsets = []
-        for path, positions in zip(split.paths, removed, strict=True):
+        for path, positions in zip(part.paths, removed, strict=True):
             offsets.append(np.delete(read_record_offsets(Path(path)), list(positions)))
-            tell(len(offsets), len(removed), "scanned shards")
+            tell(len(offsets))
         _save_arrays(folder / _OFFSETS, offsets)
 
-    digest = compute_digest([_OFFSETS, _compute_split_digest(split)])
-    return _load_arrays(cache.get_or_create("offsets", digest, write) / _OFFSETS)
+    parts = _prepare_parts(split, cache, "offsets", [_OFFSETS], write, tell, _SHARDS)
+    return [each for _, folder in parts for each in _load_arrays(folder / _OFFSETS)]
 
 
 def _save_arrays(path: Path, arrays: Iterable[np.ndarray]) -> None:

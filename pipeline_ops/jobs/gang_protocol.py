@@ -26,8 +26,10 @@ RUN_VARIABLE = "TRAINYARD_RUN"
 FORK_SERVER = "fork server"
 """The name of the fork server in the heartbeats."""
 
-JOINING_PHASE, TRAIN_PHASE = "joining", "train"
-"""Phases of a worker's progress: it waits for the others at the start, and it takes steps."""
+JOINING_PHASE, COMPILING_PHASE, TRAIN_PHASE = "joining", "compiling", "train"
+"""Phases in which a worker may wait for the others: at the start, in the first step, in steps."""
+WAITING_PHASE = "waiting"
+"""The phase of a worker that waits for the others anywhere else."""
 
 Role = Literal["chief", "worker", "ps"]
 """TensorFlow's roles. Only a gang with parameter servers has a `chief`; else it is worker 0."""
@@ -229,6 +231,8 @@ class CandidateSpec(Message):
     request: str
     work: str
     folder: str
+    progress: str = ""
+    """The file for reports, on its host. None is written without."""
     source: str = ""
     """The weights in a bucket, if the host shares nothing else with the others."""
     target: str = ""

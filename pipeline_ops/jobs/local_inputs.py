@@ -90,10 +90,12 @@ def fetch_files(source: StorePath, folder: Path, only: Collection[str] | None = 
 REMEDY = "Remove the damaged file. Clear the task preprocess, which makes it again."
 
 
-def open_host_cache(config: InputOptions) -> HostCache:
-    """The cache of this host."""
+def open_host_cache(
+    config: InputOptions, on_wait: Callable[[str], None] = lambda message: None
+) -> HostCache:
+    """The cache of this host. `on_wait` is that of `HostCache`."""
     folder = config.local_folder or os.environ.get("TRAINYARD_LOCAL_FOLDER") or "~/.cache"
-    return HostCache(Path(folder), int(config.local_limit_gib * 2**30))
+    return HostCache(Path(folder), int(config.local_limit_gib * 2**30), on_wait)
 
 
 @dataclasses.dataclass(frozen=True)

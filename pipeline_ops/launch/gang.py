@@ -33,9 +33,11 @@ from pipeline_ops.errors import (
     make_error,
 )
 from pipeline_ops.jobs.gang_protocol import (
+    COMPILING_PHASE,
     HEARTBEAT_SECONDS,
     JOINING_PHASE,
     TRAIN_PHASE,
+    WAITING_PHASE,
     Command,
     Event,
     StoredWork,
@@ -64,6 +66,10 @@ _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
 _MISSED_HEARTBEATS = 3
 _KILL_SECONDS = 3.0
+_MAX_NAMES = 4
+_WAITING_RANKS = {COMPILING_PHASE: 1, TRAIN_PHASE: 2, WAITING_PHASE: 2}
+"""Phases in which a worker may wait for others. Of silent workers, one of a lower rank is awaited,
+and of rank 0 in any other phase."""
 _SAVE_SECONDS = 25.0
 """Machines that are about to be taken away usually give thirty seconds."""
 _BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -172,6 +178,8 @@ class _Process:
     phase: str = ""
     step: int | None = None
     """None until it has taken one."""
+    done_text: str = ""
+    """How much of the phase is done, if it tells."""
     rate: float | None = None
     """Steps a second, once it is known."""
     is_stopped: bool = False
@@ -269,6 +277,9 @@ class WorkerMonitor:
                 process.last_progress = time.monotonic()
                 if event.phase != "warning":
                     process.phase = event.phase
+                    process.done_text = (
+                        f"{event.done} of {event.total} {event.unit}" if event.total else ""
+                    )
                 match event.phase:
                     case "train":
                         process.step = event.done or 0
@@ -346,7 +357,8 @@ class WorkerMonitor:
         return self._blame(
             process,
             f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "
-            f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
+            + (f"in the phase {process.phase} " if process.phase else "")
+            + f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
             "It is stopped, or its machine hangs",
         )
 
@@ -354,7 +366,8 @@ class WorkerMonitor:
         """Finds a process that has not met the others in time, or that makes no progress.
 
         Workers wait for each other, so the gang advances as long as one of them does. Once all are
-        silent, it is the one outside of a step that the others wait for.
+        silent, it is the one that the others wait for: it is in no phase in which workers wait, or
+        has been in such a phase for longest.
         """
         now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
         if late := [process for process in awaited if not process.has_met]:
@@ -362,7 +375,9 @@ class WorkerMonitor:
         if not awaited:
             return None
         silent = now - max(process.last_progress for process in awaited)
-        process = min(awaited, key=lambda each: (each.phase == TRAIN_PHASE, each.last_progress))
+        process = min(
+            awaited, key=lambda each: (_WAITING_RANKS.get(each.phase, 0), each.last_progress)
+        )
         if process.phase == TRAIN_PHASE:
             limit = self._compute_call_limit(process)
             rule = f"train.step_timeout_seconds is {self._config.step_timeout_seconds}"
@@ -373,7 +388,12 @@ class WorkerMonitor:
             return None
         problem = (
             f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
+            + (f", after {process.done_text}" if process.done_text else "")
         )
+        if alike := [each for each in awaited if each.phase == process.phase and each != process]:
+            names = [f"{each.spec.name} on {each.spec.host}" for each in alike]
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            problem += f". {', '.join(names[:_MAX_NAMES])}{more} may be what it waits for there"
         return self._blame(process, problem)
 
     def _compute_call_limit(self, process: _Process) -> float:

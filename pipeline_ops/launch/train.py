@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from pipeline_ops.jobs.gang_protocol import (
     AgentSpec,
     CandidateSpec,
     Command,
+    Event,
     Fork,
     Isolation,
     StoredWork,
@@ -32,7 +34,7 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
 from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
-from pipeline_ops.jobs.progress import ProgressEvent, read_last_event
+from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
@@ -46,7 +48,6 @@ from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import read_json_as
 
 _CANDIDATE = "candidate"
-_CANDIDATE_SECONDS = 600
 
 
 def train(job: Job) -> ExitCode:
@@ -85,7 +86,7 @@ def train(job: Job) -> ExitCode:
                 if worker.stored and worker.stored.is_exchanged and not worker.is_server:
                     fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
             with job.artifact() as draft:
-                export_candidate(job, host_pool, plan, stop, draft.folder)
+                export_candidate(job, config, host_pool, plan, stop, draft.folder)
                 host_pool.send_all(Command(action="clean"))
                 host_pool.close()
                 shutil.copytree(job.work / TENSORBOARD, draft.folder / TENSORBOARD)
@@ -172,14 +173,19 @@ def build_lock_name(job: Job) -> str:
 
 
 def export_candidate(
-    job: Job, host_pool: HostPool, plan: LaunchPlan, stop: StopRequest, folder: Path
+    job: Job,
+    config: Train,
+    host_pool: HostPool,
+    plan: LaunchPlan,
+    stop: StopRequest,
+    folder: Path,
 ) -> None:
     """Makes a fork on a ready host write the trained weights as a SavedModel into a folder.
 
-    If its host is lost, a fork on another host takes over.
+    If its host is lost, a fork on another host takes over, and another fork if it hangs.
     """
     job.progress.report(_CANDIDATE, message="writing the SavedModel")
-    code, spec = _run_candidate(job, host_pool, plan, stop, folder)
+    code, spec = _run_candidate(job, config, host_pool, plan, stop, folder)
     if code != 0:
         log, status = job.attempt.worker_log(_CANDIDATE), get_status_path(job.attempt, _CANDIDATE)
         outcome = read_json_as(Status, open_path(status))
@@ -194,20 +200,77 @@ def export_candidate(
         fetch_files(open_root(spec.target), folder)
 
 
+class _CandidateClock:
+    """The time since a fork for the candidate has reported, or its host that it is not stopped."""
+
+    def __init__(self, job: Job, config: Train):
+        self._config = config
+        self._reader = ProgressReader(open_path(job.attempt.worker_progress(_CANDIDATE)))
+        self.restart()
+
+    def restart(self) -> None:
+        self._last_progress = self._last_running = time.monotonic()
+
+    def record_event(self, event: Event) -> None:
+        if event.event == "alive" and _CANDIDATE not in event.stopped:
+            self._last_running = time.monotonic()
+
+    def find_hang(self) -> str | None:
+        """Returns which limit is exceeded, or None."""
+        now, config = time.monotonic(), self._config
+        if self._reader.read_new():
+            self._last_progress = now
+        for seconds, key in (
+            (now - self._last_running, "heartbeat_timeout_seconds"),
+            (now - self._last_progress, "phase_timeout_seconds"),
+        ):
+            if seconds > (limit := getattr(config, key)):
+                return (
+                    f"has reported no progress for {now - self._last_progress:.0f} s in the phase "
+                    f"{_CANDIDATE} (train.{key} is {limit})"
+                )
+        return None
+
+
 def _run_candidate(
-    job: Job, host_pool: HostPool, plan: LaunchPlan, stop: StopRequest, folder: Path
+    job: Job,
+    config: Train,
+    host_pool: HostPool,
+    plan: LaunchPlan,
+    stop: StopRequest,
+    folder: Path,
 ) -> tuple[int, CandidateSpec]:
-    """Forks the process. Returns its exit code, and its specification."""
-    host, spec, tries = None, None, 0
-    deadline = time.monotonic() + _CANDIDATE_SECONDS
-    while time.monotonic() < deadline:
+    """Forks the process. Returns its exit code, and its specification.
+
+    A fork that hangs is killed, and another one takes over, `train.max_restarts` times.
+    """
+    host, spec, tries, hangs, is_killed = None, None, 0, 0, False
+    clock, had_host = _CandidateClock(job, config), time.monotonic()
+    while time.monotonic() - had_host < config.start_timeout_seconds:
         stop.check()
-        for _host, event in host_pool.poll():
+        for name, event in host_pool.poll():
+            if host and name == host.name:
+                clock.record_event(event)
             if spec and event.event == "ended" and event.name == _CANDIDATE:
-                return event.code, spec
-        if (host is None or not host_pool.hosts[host.name].is_ready) and host_pool.ready:
+                if not is_killed:
+                    return event.code, spec
+                host = None
+        if host and host_pool.hosts[host.name].is_ready:
+            had_host = time.monotonic()
+            if problem := clock.find_hang():
+                message = f"the process that writes the candidate on {host.name} {problem}"
+                if is_killed or hangs == config.max_restarts:
+                    log = job.attempt.worker_log(_CANDIDATE)
+                    raise MachineError(f"{message}. Its log is {log}")
+                hangs, is_killed = hangs + 1, True
+                kill = Command(action="signal", name=_CANDIDATE, signal=signal.SIGKILL)
+                host_pool.send(host.name, kill)
+                clock.restart()
+                job.progress.report("restart", message=f"{message}. Restart {hangs}")
+        elif host_pool.ready:
             host, tries = host_pool.ready[0], tries + 1
-            spec = _specify_candidate(job, plan, host, folder, tries)
+            spec, is_killed = _specify_candidate(job, plan, host, folder, tries), False
+            clock.restart()
             with open_folder(folder) as partial_folder:
                 empty_folder(partial_folder)
             get_status_path(job.attempt, _CANDIDATE).unlink(missing_ok=True)
@@ -222,8 +285,8 @@ def _run_candidate(
             host_pool.send(host.name, Command(action="fork", fork=fork))
     problems = host_pool.describe_problems()
     raise MachineError(
-        f"the {_CANDIDATE} was not written within {_CANDIDATE_SECONDS} s"
-        + (f": {problems}" if problems else "")
+        f"no host was there to write the {_CANDIDATE} for {config.start_timeout_seconds} s "
+        f"(train.start_timeout_seconds){f': {problems}' if problems else ''}"
     )
 
 
@@ -231,14 +294,18 @@ def _specify_candidate(
     job: Job, plan: LaunchPlan, host: Host, folder: Path, number: int
 ) -> CandidateSpec:
     attempt, work = host.get_attempt(job.attempt), str(host.get_work(job.work))
+    progress = str(attempt.worker_progress(_CANDIDATE))
     stored = plan.chief.stored
     if stored is None or not stored.is_exchanged:
-        return CandidateSpec(request=str(attempt.request), work=work, folder=str(folder))
+        return CandidateSpec(
+            request=str(attempt.request), work=work, folder=str(folder), progress=progress
+        )
     # Some hosts have disks of their own: weights and candidate go through the bucket.
     return CandidateSpec(
         request=str(attempt.request),
         work=work,
         folder=str(attempt.folder / _CANDIDATE),
+        progress=progress,
         source=stored.locate_results(plan.chief.name),
         target=stored.locate_results(f"{_CANDIDATE} {number}"),
     )

@@ -67,10 +67,17 @@ def release_entry(path: Path) -> None:
 class HostCache:
     """The entries of this user in a folder on a disk of this host, created if it is missing.
 
-    Entries in use stay, even beyond the limit.
+    Entries in use stay, even beyond the limit. `on_wait` is called with the reason if another
+    process is making an entry that this one needs.
     """
 
-    def __init__(self, local_folder: Path, limit_bytes: int):
+    def __init__(
+        self,
+        local_folder: Path,
+        limit_bytes: int,
+        on_wait: Callable[[str], None] = lambda message: None,
+    ):
+        self._on_wait = on_wait
         self._shared = local_folder.expanduser() / "trainyard-cache"
         self._folder, self.limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
@@ -87,7 +94,8 @@ class HostCache:
         left. Raises MachineError if the cache is not private to this user.
         """
         path = self._prepare(kind, digest)
-        with exclusive_lock(self._get_maker_lock(path.name), str(path), _WAIT_SECONDS):
+        lock = self._get_maker_lock(path.name)
+        with exclusive_lock(lock, str(path), _WAIT_SECONDS, self._on_wait):
             entry = _use(path) or _make(path, fill)
         self._make_room(0)
         return entry

@@ -60,6 +60,8 @@ _READY = b"r"
 _POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0
 """The time for the last upload before a worker that was asked to stop is killed."""
+_SHARE_SECONDS = 120.0
+"""Twice the time for which NFS caches the content of a folder (`acdirmax`)."""
 Arrays = list[np.ndarray]
 Gather = Callable[[bytes], list[bytes]]
 """Sends a message of this worker to all workers, and returns the messages of all, by worker.
@@ -346,12 +348,12 @@ class Checkpoints:
         if self._is_exchanged and not self.wait_until_stored(timeout_seconds):
             raise MachineError(
                 f"the last checkpoint in {self.folder} was not stored, or not within "
-                f"{timeout_seconds:.0f} s (train.step_timeout_seconds). {self._remedy}"
+                f"{timeout_seconds:.0f} s (train.phase_timeout_seconds). {self._remedy}"
             )
         self._gather(_READY)
         # A share may show a new file late. After the timeout the workers agree on an older one.
         file = self._get_path(CheckpointId(0, self.saved_step))
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + min(timeout_seconds, _SHARE_SECONDS)
         while not self.store and not file.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return self.restore_common(warn)

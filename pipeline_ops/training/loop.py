@@ -127,6 +127,8 @@ class Loop(abc.ABC):
     _best_weights: Sequence[Any]
     """The same with averages instead of trained weights, if the optimizer keeps them."""
     _optimizer_variables: Sequence[Any]
+    is_traced = False
+    """Whether the functions of a step are traced, as far as that can be done before a step."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         self.model, self._task, self._config = model, task, config
@@ -137,6 +139,13 @@ class Loop(abc.ABC):
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
         """Takes a step for each learning rate. `stop` is 1 if this worker was asked to stop."""
+
+    def trace(self, batches: Batches, step: int, learning_rates: Sequence[float]) -> None:
+        """Traces what `train` would call, and takes no step.
+
+        It runs the Python code of the model, and no worker waits for another one in it.
+        """
+        self.is_traced = True
 
     def freeze(self, positions: Collection[int]) -> None:
         """Lets all weights learn but these, by their positions in `model.weights`."""
@@ -274,25 +283,21 @@ class SynchronousLoop(Loop):
         accumulate = functools.partial(self._accumulate_gradients, self._differentiate)
         self._compute_gradients = _compile(accumulate, self._config.xla == "gradients")
         self._step = _compile(self._replica_step, self._config.xla == "step")
-        self._calls = 0
+        self._calls, self.is_traced = 0, False
+
+    def trace(self, batches: Batches, step: int, learning_rates: Sequence[float]) -> None:
+        if not tf.config.functions_run_eagerly():
+            self._train.get_concrete_function(
+                *self._make_arguments(batches, step, learning_rates, 0.0, self._is_timed)
+            )
+        self.is_traced = True
 
     def train(
         self, batches: Batches, step: int, learning_rates: Sequence[float], stop: float = 0.0
     ) -> StepResult:
-        # Always of one length, because another length would be traced again.
-        padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
-        padded[: len(learning_rates)] = learning_rates
-        count = tf.constant(len(learning_rates))
-        is_timed = self._has_clock
-        if self._is_sampled:
-            is_timed = self._calls % _TIMED_CALLS == 1
+        is_timed = self._is_timed
         sums, is_sound, worst_loss, waits = self._train(
-            batches,
-            tf.constant(step),
-            tf.constant(padded),
-            count,
-            tf.constant(stop),
-            tf.constant(is_timed) if self._is_sampled else is_timed,
+            *self._make_arguments(batches, step, learning_rates, stop, is_timed)
         )
         is_timed = is_timed and self._calls > 0  # the first call is traced and compiled
         self._calls += 1
@@ -302,6 +307,31 @@ class SynchronousLoop(Loop):
             bool(sums.stop > 0),
             float(worst_loss),
             Waits(*map(float, waits)) if is_timed else None,
+        )
+
+    @property
+    def _is_timed(self) -> bool:
+        """Returns whether the next call is timed."""
+        return self._calls % _TIMED_CALLS == 1 if self._is_sampled else self._has_clock
+
+    def _make_arguments(
+        self,
+        batches: Batches,
+        step: int,
+        learning_rates: Sequence[float],
+        stop: float,
+        is_timed: bool,
+    ) -> tuple[Any, ...]:
+        # Always of one length, because another length would be traced again.
+        padded = np.zeros(max(self._config.steps_per_call, len(learning_rates)), np.float32)
+        padded[: len(learning_rates)] = learning_rates
+        return (
+            batches,
+            tf.constant(step),
+            tf.constant(padded),
+            tf.constant(len(learning_rates)),
+            tf.constant(stop),
+            tf.constant(is_timed) if self._is_sampled else is_timed,
         )
 
     def freeze(self, positions: Collection[int]) -> None:

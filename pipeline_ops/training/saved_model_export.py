@@ -7,6 +7,7 @@ changes pixels is a part of it, unless the config leaves one to the client (`ser
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from pipeline_ops.jobs.local_inputs import (
     open_host_dataset,
     store_files,
 )
+from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.served.client import (
@@ -60,6 +62,8 @@ _NUM_REFERENCE_EXAMPLES, _MAX_REFERENCE_IMAGES = 64, 96
 
 def export_saved_model(spec: CandidateSpec) -> None:
     """Writes SavedModel, weights and reference outputs into the artifact of the train job."""
+    report = ProgressWriter(Path(spec.progress or os.devnull)).report
+    report("candidate", message="builds the model")
     request = read_request(open_path(spec.request))
     config, folder, work = Train.model_validate(request.config), Path(spec.folder), Path(spec.work)
     if spec.source:
@@ -85,10 +89,13 @@ def export_saved_model(spec: CandidateSpec) -> None:
         served = ServedClassifier(model, image_shape, preprocessing)
     # On a GPU, TF32 would round the references to ten bits, and exported formats would differ.
     tf.config.experimental.enable_tensor_float_32_execution(False)
+    report("candidate", message="computes the reference outputs")
     _write_references(request.inputs["preprocess"], dataset, served, folder)
+    report("candidate", message="writes the SavedModel")
     add_assets(served, dataset.figures.class_names, preprocessing, work, is_detector)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
+        report("candidate", message="stores the candidate")
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
         store_files(folder, map(str, files), open_root(spec.target))
 

@@ -10,8 +10,10 @@ saved before anything else happens, so a restart in between changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,12 @@ from pipeline_ops.artifacts.dataset import KEY
 from pipeline_ops.artifacts.results import DIVERGED, Epoch
 from pipeline_ops.config.train import MAX_EPOCHS, Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.jobs.gang_protocol import (
+    COMPILING_PHASE,
+    TRAIN_PHASE,
+    WAITING_PHASE,
+    WorkerSpec,
+)
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.models.task import BatchSums, Task, compute_figures, compute_means
 from pipeline_ops.storage.local_files import write_json
@@ -46,6 +53,7 @@ from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.usage import GpuMonitor, TimeSums
 
 _REPORT_SECONDS, _VALIDATION_REPORT_SECONDS = 0.25, 1.0
+_SAVING = "saving"
 _DIVERGENCE_FACTOR = 0.5
 """The factor of `lower_learning_rate`."""
 
@@ -90,10 +98,9 @@ class Trainer:
     def run(self) -> None:
         """Trains from the newest checkpoint to the end."""
         self._resume(self.checkpoints.restore_common)
-        self.callbacks.begin(self.state)
+        self._begin_callbacks()
         if self.state.step == 0:
             self._save()  # for a divergence in the first steps
-        self.progress.report("compiling", message="traces and compiles the first step")
         while len(self.state.history) < self.input.num_epochs and not self.state.stopped_early:
             try:
                 self._train_epoch()
@@ -139,7 +146,9 @@ class Trainer:
         self.callbacks.save(self.state)
         begun = time.perf_counter()
         # All workers read, because reading is an exchange between them for some variables.
-        self.checkpoints.save(self.state, *self.loop.get_views(), best)
+        views = self.loop.get_views()
+        with self._report_if_long(_SAVING):
+            self.checkpoints.save(self.state, *views, best)
         self.times.add_saving(time.perf_counter() - begun)
 
     def get_trained_weights(self) -> Arrays:
@@ -167,6 +176,8 @@ class Trainer:
         end = min(end, self.spec.steps_limit or end)
         if state.step == begin:
             self._call_hook("on_epoch_begin", epoch)
+        if self.loop.is_traced:
+            self._report_step()
         reported = 0.0
         while state.step < end and not state.stopped_early:
             steps_to_checkpoint = every - state.step % every
@@ -174,11 +185,10 @@ class Trainer:
             max_steps = min(steps, end - state.step, steps_to_checkpoint)
             if has_batch_hooks:
                 max_steps, batch = 1, state.step - begin
-                self.callbacks.call("on_train_batch_begin", state, batch)
+                self._call_batch_hook("on_train_batch_begin", batch)
             result = self._take_steps(max_steps)
             if has_batch_hooks:
-                logs = self._compute_epoch_means()
-                self.callbacks.call("on_train_batch_end", state, batch, logs)
+                self._call_batch_hook("on_train_batch_end", batch, self._compute_epoch_means())
             self.checkpoints.raise_failure()
             if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
                 self._report(self._compute_epoch_means())
@@ -190,7 +200,8 @@ class Trainer:
                 self._leave()
 
     def _leave(self) -> NoReturn:
-        self.checkpoints.wait_until_stored()
+        with self._report_if_long(_SAVING):
+            self.checkpoints.wait_until_stored()
         step = self.checkpoints.saved_step
         self.progress.report("preempted", step, unit="steps")
         raise MachineError(f"stopped by SIGTERM after step {step}. Its checkpoint is saved.")
@@ -215,6 +226,11 @@ class Trainer:
         rates = [self._compute_learning_rate(state.step + i) for i in range(num_steps)]
         if not rates:
             return StepResult(BatchSums(0.0, (), 0.0), True, False, 0.0)
+        if not self.loop.is_traced:
+            self.progress.report("tracing", message="traces the training step")
+            self.loop.trace(self._batches, state.step, rates)
+            message = "compiles and takes the first step"
+            self.progress.report(COMPILING_PHASE, message=message)
         begun = time.perf_counter()
         result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
         self.times.add_steps(time.perf_counter() - begun, result.waits)
@@ -233,10 +249,11 @@ class Trainer:
 
     def _recover(self, error: DivergedError) -> None:
         """Goes back to the last checkpoint, and applies the config's policy to a known step."""
-        epoch, timeout_seconds = len(self.state.history), self.config.step_timeout_seconds
+        epoch, timeout_seconds = len(self.state.history), self.config.phase_timeout_seconds
+        self.progress.report(_SAVING, message="waits for the last checkpoint")
         self._resume(lambda warn: self.checkpoints.roll_back(warn, timeout_seconds))
         state = self.state
-        self.callbacks.begin(state)
+        self._begin_callbacks()
         if error.step is None:
             self._single_steps_until = error.until
             message = (
@@ -297,7 +314,8 @@ class Trainer:
             self._save(weights)
         if self.tensorboard:
             shares, gpus = self.times.compute_shares(), self.gpu_monitor.gpus
-            self.tensorboard.write(epoch, weights, shares, gpus)
+            with self._report_if_long("tensorboard"):
+                self.tensorboard.write(epoch, weights, shares, gpus)
         self._report(epoch.metrics, len(state.history))
 
     def _validate(self) -> None:
@@ -316,6 +334,39 @@ class Trainer:
         end_epoch(self.config, state, epoch)
         self._call_hook("on_epoch_end", epoch.epoch, to_logs(epoch.metrics))
 
+    @contextlib.contextmanager
+    def _report_if_long(self, phase: str) -> Iterator[None]:
+        """Reports the phase of a block once it has lasted for a moment, and afterwards a step.
+
+        For what comes between steps, and is usually too short for a report each time.
+        """
+        is_reported = False
+
+        def report() -> None:
+            nonlocal is_reported
+            self.progress.report(phase)
+            is_reported = True
+
+        timer = threading.Timer(_REPORT_SECONDS, report)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+        if is_reported and self.loop.is_traced:
+            self._report_step()
+
+    def _begin_callbacks(self) -> None:
+        if not self.callbacks.is_empty:
+            self.progress.report("callbacks")
+        self.callbacks.begin(self.state)
+
+    def _call_batch_hook(self, hook: str, *arguments: Any) -> None:
+        with self._report_if_long("callbacks"):
+            self.callbacks.call(hook, self.state, *arguments)
+
     def _call_hook(self, hook: str, *arguments: Any) -> bool:
         """Calls a hook of all callbacks, a phase of its own. See `KerasCallbacks.call`."""
         if self.callbacks.is_empty:
@@ -332,6 +383,7 @@ class Trainer:
                 self.progress.report("validate", done, total, "batches")
                 reported = time.monotonic()
             yield batch
+        self.progress.report(WAITING_PHASE, message="has validated its part")
 
     def _end_callbacks(self) -> None:
         state = self.state
@@ -343,11 +395,15 @@ class Trainer:
                 f"of epoch {state.best_epoch + 1}."
             )
 
+    def _report_step(self) -> None:
+        """Reports that a step begins, and with it the clock of steps."""
+        self.progress.report(TRAIN_PHASE, self.state.step, self.input.total_steps, "steps")
+
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:
         step, total = self.state.step, self.input.total_steps
         rates = {"examples_per_second": self.config.batch_size}
         self.progress.report(
-            "train",
+            TRAIN_PHASE,
             step,
             total,
             "steps",

@@ -31,6 +31,7 @@ from pipeline_ops.jobs.gang_protocol import (
     JOINING_PHASE,
     STATE,
     TRAINED,
+    WAITING_PHASE,
     WorkerSpec,
     format_worker_digest_name,
 )
@@ -215,21 +216,26 @@ def build_trainer(
     def report_input(message: str) -> None:
         progress.report("input", message=message)
 
+    def report_waiting(message: str) -> None:
+        progress.report(WAITING_PHASE, message=message)
+
     told_at = -math.inf
 
     def tell_preparation(done: int, total: int, unit: str) -> None:
         nonlocal told_at
-        if time.monotonic() - told_at > _TELL_SECONDS:
+        if done in (0, total) or time.monotonic() - told_at > _TELL_SECONDS:
             told_at = time.monotonic()
             progress.report("input", done, total, unit)
 
-    uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
+    uri = request.inputs["preprocess"].uri
+    cache = open_host_cache(config.input, report_waiting)
     dataset = open_host_dataset(uri, config.input, cache, report_input)
     config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
     build_for_serving = functools.partial(build, for_training=False)
     task = make_task(config, config_folder, dataset)
+    progress.report("model", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     code = compute_digest(request.fingerprint.code)

@@ -95,12 +95,16 @@ def test_it_does_not_matter_where_examples_come_from(split, cache, name):
 
 
 def test_long_preparations_tell_how_far_they_are(split, tmp_path):
-    from pipeline_ops.input.reading import DiskSource, EncodedSource
+    from pipeline_ops.input.reading import DiskSource, EncodedSource, MemorySource
 
     told: list[tuple[int, int, str]] = []
     cache = HostCache(tmp_path, 1 << 30)
     DiskSource(split, parse(), cache, "1", lambda *each: told.append(each))
     assert len(told) > 1 and told[-1] == (split.num_examples, split.num_examples, "decoded images")
+    told.clear()
+    MemorySource(split, parse(), lambda *each: told.append(each))
+    assert told[0] == (0, split.num_examples, "decoded images")
+    assert len(told) > 2 and told[-1] == (split.num_examples, split.num_examples, "decoded images")
     told.clear()
     EncodedSource(split, parse(), cache, 0, lambda *each: told.append(each))
     assert told[-1] == (len(split.paths), len(split.paths), "scanned shards")

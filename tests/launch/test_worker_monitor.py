@@ -171,6 +171,17 @@ def test_the_worker_that_is_silent_in_a_phase_is_named_and_not_those_who_wait(tm
     assert expected in scene.until_it_fails()
 
 
+@pytest.mark.parametrize("phase", ["validate", "tracing", "input", "callbacks"])
+def test_a_worker_that_waits_for_longer_is_not_the_one_that_hangs(tmp_path, phase):
+    scene = Scene(tmp_path, phase_timeout_seconds=1)
+    scene.reports("worker 0", "compiling" if phase == "tracing" else "waiting")
+    time.sleep(0.2)
+    scene.reports("worker 1", phase)
+    assert f"worker 1 on h2 has reported no progress for 1 s in the phase {phase}" in (
+        scene.until_it_fails()
+    )
+
+
 @pytest.mark.parametrize(("rate", "seconds"), [(None, 3), (3.0, 3), (100.0, 1)])
 def test_a_call_of_several_steps_may_take_longer_than_a_step(tmp_path, rate, seconds):
     """The limit is that of a step for each step, and lower once the rate is known."""

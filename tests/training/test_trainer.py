@@ -38,6 +38,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         SimpleNamespace(metrics=(), compute_from_counts=lambda counts: {}),
         SimpleNamespace(
             train=train,
+            is_traced=True,
             evaluate=lambda batches: BatchSums(1.0, (), 1.0),
             get_best_weights=list,
             get_views=lambda: ([], []),

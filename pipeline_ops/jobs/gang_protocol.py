@@ -4,8 +4,8 @@
     fork server  -- fork -->  workers
 
 A message is one JSON line on standard input or output, over any transport. A worker reports in its
-progress file, in its status file when it ends, and by heartbeats through a pipe to its agent. If
-the hosts share no disk with the launcher, the agents send it the new bytes of these files.
+progress file, and in its status file when it ends. Its agent reports whether it runs. If the hosts
+share no disk with the launcher, the agents send it the new bytes of these files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 AGENT_MODULE = "pipeline_ops.launch.agent"
 FORK_SERVER_MODULE = "pipeline_ops.training.fork_server"
 
-HEARTBEATS_VARIABLE = "TRAINYARD_HEARTBEATS"
-"""The descriptor of the pipe into which the fork server and its forks write their names."""
 HEARTBEAT_SECONDS = 1.0
 RUN_VARIABLE = "TRAINYARD_RUN"
 """Names the owner of a gang's process: the folder of the train job's attempt."""
 FORK_SERVER = "fork server"
-"""The name of the fork server in the heartbeats."""
+"""The name of the fork server among the processes of a host."""
 
 JOINING_PHASE, COMPILING_PHASE, TRAIN_PHASE = "joining", "compiling", "train"
 """Phases in which a worker may wait for the others: at the start, in the first step, in steps."""
@@ -115,9 +113,10 @@ class Event(Message):
 
     `hello` is an agent's first event, and `refused` its last one if it can't work. `ready` means
     that forks can be made. `leaving` means that its host was asked to end (SIGTERM): the agent ends
-    after its forks. `alive` has the processes with a recent heartbeat (`names`) and those
-    that a signal has `stopped`. `appended` has new bytes of the file `name` in the folder of the
-    attempt. The `message` of `connected` names the addresses that could not be reached.
+    after its forks. `alive` is an agent's heartbeat, with the `names` of its processes that run:
+    all but those that ended, or that a signal or a debugger has stopped. `appended` has new bytes
+    of the file `name` in the folder of the attempt. The `message` of `connected` names the
+    addresses that could not be reached.
     """
 
     event: Literal[
@@ -141,7 +140,6 @@ class Event(Message):
     is_permanent_failure: bool = False
     """Whether a second try would not help."""
     names: list[str] = []
-    stopped: list[str] = []
     ports: list[int] = []
     data: bytes = b""
 

@@ -40,7 +40,6 @@ from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
     FORK_SERVER_MODULE,
     HEARTBEAT_SECONDS,
-    HEARTBEATS_VARIABLE,
     RUN_VARIABLE,
     AgentSpec,
     Command,
@@ -140,27 +139,19 @@ class Agent:
         self._memory_kills = count_memory_kills()
         self._reserved_sockets: list[socket.socket] = []
         """They stay open until the fork, so no two agents on one machine choose the same ports."""
-        self._alive: set[str] = set()
         self._is_leaving = False
         signal.signal(signal.SIGTERM, self._leave)
-        heartbeats, heartbeat_writer = os.pipe()
         self._fork_server = subprocess.Popen(
             [sys.executable, "-m", FORK_SERVER_MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[heartbeat_writer, scratch.lock],
-            env={
-                **os.environ,
-                **scratch.environment,
-                RUN_VARIABLE: spec.run,
-                HEARTBEATS_VARIABLE: str(heartbeat_writer),
-            },
+            pass_fds=[scratch.lock],
+            env={**os.environ, **scratch.environment, RUN_VARIABLE: spec.run},
             preexec_fn=die_with_parent,
         )
-        os.close(heartbeat_writer)
         self._requests, fork_events = get_pipes(self._fork_server)
         self._fork_events = LineReader(fork_events.fileno())
-        self._commands, self._heartbeats = LineReader(0), LineReader(heartbeats)
+        self._commands = LineReader(0)
 
     def serve(self) -> None:
         """Serves until the launcher or the fork server is gone, or the last fork after SIGTERM."""
@@ -168,7 +159,7 @@ class Agent:
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
         is_leaving = False
-        inputs = [self._commands, self._fork_events, self._heartbeats]
+        inputs = [self._commands, self._fork_events]
         while True:
             timeout = _RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
             readable, _, _ = select.select(inputs, [], [], timeout)
@@ -183,13 +174,11 @@ class Agent:
                     return
             if self._fork_events in readable and not self._forward_events():
                 return
-            if self._heartbeats in readable:
-                self._alive.update(map(bytes.decode, self._heartbeats.read_lines() or ()))
             if now - last_report >= HEARTBEAT_SECONDS:
                 last_report = now
-                stopped = [name for name, pid in self._pids.items() if is_stopped(pid)]
-                self._report(Event(event="alive", names=sorted(self._alive), stopped=stopped))
-                self._alive = set()
+                pids = {FORK_SERVER: self._fork_server.pid, **self._pids}
+                names = [name for name, pid in pids.items() if not is_stopped(pid)]
+                self._report(Event(event="alive", names=names))
             if self._relay:
                 self._relay.send_new()
             if is_leaving and not self._pids:

@@ -182,8 +182,6 @@ class _Process:
     """How much of the phase is done, if it tells."""
     rate: float | None = None
     """Steps a second, once it is known."""
-    is_stopped: bool = False
-    """Whether a signal has stopped it, from the last report of its agent."""
     exit_code: int | None = None
     """None while it runs."""
     cause_of_end: str = ""
@@ -260,13 +258,8 @@ class WorkerMonitor:
                     self._ended.append(process)
             case "alive":
                 for process in self._processes.values():
-                    if process.spec.host == host:
-                        process.is_stopped = process.spec.name in event.stopped
-                        # It waits for its peers inside TensorFlow, where none of its threads
-                        # advances. It is alive unless it is stopped.
-                        is_joining = process.phase == JOINING_PHASE and not process.is_stopped
-                        if is_joining or process.spec.name in event.names:
-                            process.last_heartbeat = time.monotonic()
+                    if process.spec.host == host and process.spec.name in event.names:
+                        process.last_heartbeat = time.monotonic()
 
     def read_progress(self) -> list[tuple[WorkerSpec, ProgressEvent]]:
         """Returns the reports of all processes since the last call, and records them."""
@@ -344,16 +337,12 @@ class WorkerMonitor:
         return make_error(exit_code, message)
 
     def _find_silent_worker(self, limit_seconds: float) -> TrainyardError | None:
-        """Finds a process without heartbeat.
-
-        A chief that waits for a stopped server starves with it and may seem silent first. The cause
-        is the process that is stopped.
-        """
+        """Finds a process that its agent has not seen running."""
         now, running = time.monotonic(), self._running
         silent = [process for process in running if now - process.last_heartbeat > limit_seconds]
         if not silent:
             return None
-        process = next((process for process in running if process.is_stopped), silent[0])
+        process = silent[0]
         return self._blame(
             process,
             f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "

@@ -212,7 +212,7 @@ class _CandidateClock:
         self._last_progress = self._last_running = time.monotonic()
 
     def record_event(self, event: Event) -> None:
-        if event.event == "alive" and _CANDIDATE not in event.stopped:
+        if event.event == "alive" and _CANDIDATE in event.names:
             self._last_running = time.monotonic()
 
     def find_hang(self) -> str | None:

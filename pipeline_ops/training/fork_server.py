@@ -17,17 +17,12 @@ import re
 import select
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.jobs.gang_protocol import (
-    FORK_SERVER,
-    HEARTBEAT_SECONDS,
-    HEARTBEATS_VARIABLE,
     CandidateSpec,
     Event,
     Fork,
@@ -72,8 +67,7 @@ class ForkServer:
         signal.set_wakeup_fd(wake_write)
         self._send_event(Event(event="ready", pid=os.getpid()))
         while True:
-            _send_heartbeat(FORK_SERVER)
-            readable, _, _ = select.select([0, wake_read], [], [], HEARTBEAT_SECONDS)
+            readable, _, _ = select.select([0, wake_read], [], [])
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 self._report_exits()
@@ -108,19 +102,6 @@ class ForkServer:
             os.write(self._events, event.model_dump_json().encode() + b"\n")
 
 
-def _send_heartbeat(name: str) -> None:
-    # Short enough for an atomic write. The agent may have ended, and this process is killed next.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(int(os.environ[HEARTBEATS_VARIABLE]), name.encode() + b"\n")
-
-
-def _send_heartbeats(name: str) -> NoReturn:
-    """Sends a fork's heartbeats through a long step, until it is stopped or its machine hangs."""
-    while True:
-        _send_heartbeat(name)
-        time.sleep(HEARTBEAT_SECONDS)
-
-
 def _run_child(fork: Fork) -> NoReturn:
     """Runs a fork's work and ends with `os._exit`, without the interpreter's shutdown.
 
@@ -134,7 +115,6 @@ def _run_child(fork: Fork) -> NoReturn:
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(fork.env)
-    threading.Thread(target=_send_heartbeats, args=(fork.name,), daemon=True).start()
     status, _result = run_entry(lambda: _run(fork), Path(fork.status))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -19,7 +19,14 @@ from launch.running import command, environment, make_agent_spec, pids, wait_unt
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event, HostReport
+from pipeline_ops.jobs.gang_protocol import (
+    AGENT_MODULE,
+    FORK_SERVER,
+    AgentSpec,
+    Command,
+    Event,
+    HostReport,
+)
 from pipeline_ops.launch.agent import explain_kill, reserve_ports
 from pipeline_ops.launch.allocation_holder import hold_allocation
 from pipeline_ops.launch.host_pool import describe_incompatibility
@@ -98,6 +105,16 @@ def test_nothing_outlives_an_agent(agent, how):
     elif how == "it is killed":
         one.process.kill()
     wait_until(lambda: not one.below())
+
+
+def test_a_heartbeat_names_the_processes_that_are_not_stopped(agent):
+    one = agent()
+    one.hears("ready")
+    assert one.hears("alive").names == [FORK_SERVER]
+    [process] = one.below()
+    for number, names in ((signal.SIGSTOP, []), (signal.SIGCONT, [FORK_SERVER])):
+        os.kill(process, number)
+        wait_until(lambda wanted=names: one.hears("alive").names == wanted)
 
 
 def test_an_agent_that_is_asked_to_end_says_so_and_ends(agent):

@@ -104,30 +104,6 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     )
 
 
-def test_of_two_silent_processes_the_stopped_one_is_named(tmp_path):
-    """The chief starves where it waits for a stopped server."""
-    scene = Scene(
-        tmp_path, strategy="parameter_server", parameter_servers=1, heartbeat_timeout_seconds=2
-    )
-    scene.reports("chief", "train", 1)
-    text = scene.until_it_fails(
-        h1=Event(event="alive", names=["worker 0", "ps 0"], stopped=["ps 0"]),
-        h2=Event(event="alive", names=["worker 1"]),
-    )
-    assert text.startswith("ps 0 on h1 has sent no heartbeat")
-
-
-def test_a_process_that_joins_is_alive_unless_it_is_stopped(tmp_path):
-    """TensorFlow waits for the peers there and holds the interpreter's lock."""
-    scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
-    scene.reports("worker 0", "joining")
-    scene.reports("worker 1", "joining")
-    text = scene.until_it_fails(
-        h1=Event(event="alive"), h2=Event(event="alive", stopped=["worker 1"])
-    )
-    assert "worker 1 on h2 has sent no heartbeat" in text
-
-
 def test_a_gang_that_does_not_meet_is_told_with_everybodys_state(tmp_path):
     scene = Scene(tmp_path, start_timeout_seconds=1)
     scene.reports("worker 0", "joining")

@@ -142,6 +142,22 @@ class SlowCallback(keras.callbacks.Callback):
         self._seconds = 0.0
 
 
+class GreedyCallback(keras.callbacks.Callback):
+    """Runs code in C that lets no other thread of Python run, at the end of the first epoch."""
+
+    chief_only = True
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self._seconds = seconds
+
+    def on_epoch_end(self, epoch, logs=None):
+        begun, count = time.perf_counter(), 10**7
+        sum(range(count))
+        if epoch == 0:
+            sum(range(int(count * self._seconds / (time.perf_counter() - begun))))
+
+
 class StuckCallback(keras.callbacks.Callback):
     """Meets trouble in a hook, on one worker."""
 

@@ -88,6 +88,15 @@ def test_a_slow_callback_is_no_slow_step(make_slow_job, host_pool, hook):
     assert len(read_state(job).history) == 1
 
 
+def test_a_callback_that_holds_the_interpreters_lock_is_alive(make_slow_job, host_pool):
+    """For more than twice as long as a process may be stopped."""
+    callback = {"slow_phases:GreedyCallback": {"seconds": 8.0}}
+    job = make_slow_job(
+        train__callbacks=[callback], train__epochs=1, train__heartbeat_timeout_seconds=3
+    )
+    assert run_gang(job, host_pool).restarts == 0
+
+
 @contextlib.contextmanager
 def stopping_as_it_joins(job, name: str, seconds: float | None = None):
     """Stops a worker with SIGSTOP as soon as it joins the gang, for so many seconds."""

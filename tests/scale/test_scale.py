@@ -101,4 +101,4 @@ def test_thirty_thousand_scenes_of_sixty_boxes(tmp_path):
     num_tests = EvaluationFigures.model_validate(manifest.figures).num_examples
     assert num_tests == dataset.num_examples["test"]
     assert sum(count for count, _ in metrics["by_size"].values()) == NUM_BOXES * num_tests
-    train_from_cache(tmp_path, "scenes", manifests, 2000)
+    train_from_cache(tmp_path, "scenes", manifests, 2400)

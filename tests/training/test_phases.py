@@ -103,14 +103,11 @@ def stopping_as_it_joins(job, name: str, seconds: float | None = None):
 
     def stop() -> None:
         wait_until(lambda: job.attempt.worker_progress(name).exists())
-        log = job.attempt.worker_log(name).resolve()
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if Path(f"/proc/{process.pid}/fd/1").resolve() == log:
-                    process.suspend()
-                    if seconds is not None:
-                        time.sleep(seconds)
-                        process.resume()
+        process = find_worker(job, name)
+        process.suspend()
+        if seconds is not None:
+            time.sleep(seconds)
+            process.resume()
 
     thread = threading.Thread(target=stop)
     thread.start()
@@ -337,6 +334,47 @@ def test_a_hang_in_a_validation_is_found_and_costs_the_validation_alone(
     assert "has reported no progress for 10 s in the phase validate (train.phase_timeout" in message
     assert read_steps(job, "restored") == [STEPS_PER_EPOCH]
     assert len(read_state(job).history) == 2
+
+
+def test_a_detectors_validation_that_is_killed_costs_the_validation_alone(
+    scenes, make_job_in, tmp_path, host_pool
+):
+    """SIGKILL to the second worker after the first batch of the first validation."""
+    from scenes import DIGIT_SCENES
+
+    job = make_job_in(tmp_path, scenes, DIGIT_SCENES)(
+        "killed",
+        **QUICK
+        | {
+            "train__workers": 2,
+            "train__epochs": 2,
+            "train__checkpoint_every_steps": 1000,
+            "train__micro_batches": 4,
+            "train__model": "center_detector",
+            "train__model_parameters": {"width": 8},
+        },
+    )
+    killed = []
+
+    def watch(event):
+        if event.phase == "validate" and not killed:
+            killed.append(find_worker(job, "worker 1"))
+            killed[0].kill()
+
+    assert run_gang(job, host_pool, watch).restarts == 1
+    [steps] = {epoch.step for epoch in read_state(job).history[:1]}
+    assert read_steps(job, "restored") == [steps]
+    assert [epoch.step for epoch in read_state(job).history] == [steps, 2 * steps]
+
+
+def find_worker(job, name: str) -> psutil.Process:
+    """The process that writes a worker's log."""
+    log = job.attempt.worker_log(name).resolve()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if Path(f"/proc/{process.pid}/fd/1").resolve() == log:
+                return process
+    raise AssertionError(f"{name} does not run")
 
 
 def test_a_stop_during_a_validation_leaves_at_once_with_the_epoch_saved(

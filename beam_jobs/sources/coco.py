@@ -1,5 +1,8 @@
 """COCO's JSON for object detection, parsed at once, in memory.
 
+Only the values that are used are kept, so that outlines take no memory, and an annotation only
+until its image is an entry.
+
 A box is x, y, width, height in pixels. Images that the file does not name are not part of the data
 set. An image without annotations is an example without boxes.
 """
@@ -17,11 +20,18 @@ from pipeline_ops.config.sources import CocoPart, CocoSource
 from pipeline_ops.errors import DataError
 
 _LISTS = ("images", "categories", "annotations")
+_USED_KEYS = frozenset(
+    (
+        *_LISTS,
+        *("id", "name", "file_name", "height", "width"),
+        *("image_id", "category_id", "bbox", "iscrowd"),
+    )
+)
 
 
 def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry]:
     for index, part in enumerate(source.parts):
-        lists = files.read_json(part.annotations, f"parts.{index}.annotations")
+        lists = files.read_json(part.annotations, f"parts.{index}.annotations", _keep_used)
         if not isinstance(lists, dict) or not all(isinstance(lists.get(k), list) for k in _LISTS):
             raise DataError(
                 f"{part.annotations}: not a COCO file for detection. "
@@ -30,8 +40,12 @@ def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry
         yield from _read_part(files, part, lists)
 
 
+def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if key in _USED_KEYS}
+
+
 def _read_part(
-    files: SourceFiles, part: CocoPart, lists: Mapping[str, list[Any]]
+    files: SourceFiles, part: CocoPart, lists: dict[str, list[Any]]
 ) -> Iterator[SourceEntry]:
     names = {
         _read_id(entry, "id"): entry.get("name")
@@ -43,7 +57,7 @@ def _read_part(
     ]
     id_counts = Counter(_read_id(entry, "id") for _, entry in images)
     by_image: dict[int | str, list[Any]] = defaultdict(list)
-    for index, annotation in enumerate(lists["annotations"]):
+    for index, annotation in enumerate(lists.pop("annotations")):
         image_id = _read_id(annotation, "image_id")
         if image_id is None or image_id not in id_counts:
             with files.entry(f"{part.annotations}#annotations-{index}"):
@@ -58,7 +72,8 @@ def _read_part(
                 raise Reject("malformed", "an image without an id")
             if id_counts[image_id] > 1:
                 raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id!r}")
-            boxes = [_parse_box(annotation, names) for annotation in by_image[image_id]]
+            annotations = by_image.pop(image_id, [])  # frees them
+            boxes = [_parse_box(annotation, names) for annotation in annotations]
             frame = entry.get("height"), entry.get("width")
             yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 

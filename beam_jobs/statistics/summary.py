@@ -29,6 +29,7 @@ from pipeline_ops.errors import DataError
 _MIN_MEASURED_ROWS = 64
 """At least so many rows of a larger image are measured. They give its brightness as well as all."""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
+OTHER_REASONS, _MAX_REASONS = "other reasons", 50
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -389,10 +390,20 @@ def compute_figures(
             split: {name: counts[name] for name in class_names} for split, counts in labels.items()
         },
         num_rejected=len(rejected),
-        rejected_by_reason=dict(sorted(Counter(record.reason for record in rejected).items())),
-        skipped_by_reason=dict(sorted(skipped.items())),
+        rejected_by_reason=_limit_reasons(Counter(record.reason for record in rejected)),
+        skipped_by_reason=_limit_reasons(skipped),
         seconds_by_stage={stage: round(spent / 1e9, 3) for stage, spent in nanoseconds.items()},
     )
+
+
+def _limit_reasons(counts: Counter[str]) -> dict[str, int]:
+    """Returns the counts by reason, the rarest of very many as one: a stage of a user may put a
+    number into each reason, and pages show them all.
+    """
+    by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    most = dict(sorted(by_count[:_MAX_REASONS]))
+    rest = counts.total() - sum(most.values())
+    return most | ({OTHER_REASONS: rest} if rest else {})
 
 
 def compute_class_weights(counts: Mapping[str, int]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import datetime as dt
 import functools
+import heapq
 import io
 import itertools
 import json
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from PIL import Image
 
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.features import FEATURES, LABELS
@@ -61,14 +63,20 @@ _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 12
 _MAX_CLASS_CURVES = 5
 _MAX_REJECTED = 50
-_MAX_RULES = 12
-"""The number of rules that are shown at once. Rules that do not hold are always shown."""
+_MAX_RULES, _MAX_ALL_RULES = 12, 1000
+"""The number of rules that are shown at once, and with those that are folded. Rules that do not
+hold come first and are not folded."""
+_MAX_TEXTS = 50
+"""The number of warnings, of reasons, and of lines of changes."""
 _NUM_LAST_METRICS = 3
 _MAX_SHIFTED_CLASSES = 10
 """The number of classes whose shares in training and in requests are shown, the most different."""
-_MAX_IMAGE_BYTES = 48 << 10
-"""A larger file is shown as a smaller picture."""
+_MAX_IMAGE_BYTES = 24 << 10
+"""A larger file is shown as a smaller picture, so that all pictures of a page have 1.6 MB."""
 _MAX_IMAGE_PIXELS = 256
+_JPEG_QUALITIES = (85, 60, 20)
+_MAX_BOXES = 200
+"""The number of boxes that are drawn over a picture. Mistakes come first."""
 _IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 _OVERFITTED = 1.1
 """A validation loss is worse than the lowest one from this factor on. Less is noise."""
@@ -120,6 +128,9 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
     if len(rules) > _MAX_RULES:  # rules that do not hold come first, and are not folded
         rules = sorted(rules, key=lambda rule: rule.passed)
     num_rules = max(_MAX_RULES, sum(not rule.passed for rule in rules))
+    num_hidden_rules = max(0, len(rules) - _MAX_ALL_RULES)
+    rules = rules[:_MAX_ALL_RULES]
+    counts = sum(map(Counter, data.dataset.labels.values()), Counter[str]())
     if isinstance(found, ClassifierFindings):
         template, top_k = "classifier.html", found.top_k
         average_precisions = {each.name: each.average_precision for each in classes}
@@ -146,9 +157,14 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         found=found,
         rules=rules[:num_rules],
         more_rules=rules[num_rules:],
+        num_hidden_rules=num_hidden_rules,
         splits=SPLITS,
         class_names=names,
         shown_classes=shown_classes,
+        largest_classes=sorted(names, key=lambda name: -counts[name])[:_MAX_CLASS_ROWS]
+        if len(names) > _MAX_CLASS_ROWS
+        else names,
+        max_texts=_MAX_TEXTS,
         confusion=figures.challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
         score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
@@ -401,12 +417,13 @@ def mark_mistakes(
 
     The images with the most mistakes come first. Keys settle ties.
     """
-    pictures = [
+    pictures = (
         _mark_scene(scene, detected.filter_by_score(min_score), names)
         for scene, detected in zip(scenes, detections, strict=True)
-    ]
-    pictures.sort(key=lambda picture: (-picture["num_mistakes"], picture["key"]))
-    return pictures[:NUM_SHOWN]
+    )
+    return heapq.nsmallest(  # holds the boxes of these pictures only
+        NUM_SHOWN, pictures, key=lambda picture: (-picture["num_mistakes"], picture["key"])
+    )
 
 
 def _mark_scene(
@@ -418,7 +435,7 @@ def _mark_scene(
         is_missed = i not in truth_indexes and not scene.is_crowd[i]
         counts["missed"] += is_missed
         name = names[scene.classes[i]] + (" missed" if is_missed else "")
-        boxes.append(_to_box_style(box, name, "truth-box"))
+        boxes.append((not is_missed, _to_box_style(box, name, "truth-box")))
     for i, truth in enumerate(truth_indexes):
         if truth >= 0:
             kind = "" if scene.classes[truth] == detected.classes[i] else "confused"
@@ -426,15 +443,20 @@ def _mark_scene(
             kind = "" if is_ignored[i] else "false alarm"
         counts[kind] += 1
         name = f"{names[detected.classes[i]]} {detected.scores[i]:.2f}"
-        boxes.append(_to_box_style(detected.boxes[i], name, "answer-box" if kind else "right-box"))
+        style = "answer-box" if kind else "right-box"
+        boxes.append((not kind, _to_box_style(detected.boxes[i], name, style)))
     texts = [
         f"{counts[kind]} {kind}{'s' if kind == 'false alarm' and counts[kind] > 1 else ''}"
         for kind in ("missed", "false alarm", "confused")
         if counts[kind]
     ]
+    num_hidden = max(0, len(boxes) - _MAX_BOXES)
+    if num_hidden:
+        boxes.sort(key=operator.itemgetter(0))
+        texts.append(f"{num_hidden} of {len(boxes)} boxes are not drawn")
     return {
         "key": scene.key,
-        "boxes": boxes,
+        "boxes": [box for _, box in boxes[:_MAX_BOXES]],
         "num_mistakes": counts.total() - counts[""],
         "text": ", ".join(texts) or "all right",
     }
@@ -450,8 +472,8 @@ def _to_box_style(box: np.ndarray, text: str, style: str) -> dict[str, Any]:
 def to_data_uri(image: bytes) -> str | None:
     """Returns `data:image/png;base64,...` of an image file in any format that Pillow knows.
 
-    PNG and JPEG stay as they are. Large files and all other formats become a PNG of at most 256 x
-    256 pixels. Returns None for a file that is not an image.
+    PNG and JPEG stay as they are, other formats become a PNG. Large files become a PNG or a JPEG of
+    at most 256 x 256 pixels. Returns None for a file that is not an image.
     """
     kind = next((kind for magic, kind in _IMAGE_TYPES.items() if image.startswith(magic)), None)
     if kind is None or len(image) > _MAX_IMAGE_BYTES:
@@ -459,7 +481,14 @@ def to_data_uri(image: bytes) -> str | None:
         if picture is None:
             return None
         picture.thumbnail((_MAX_IMAGE_PIXELS, _MAX_IMAGE_PIXELS))
-        output = io.BytesIO()
-        picture.save(output, "PNG")
-        kind, image = "image/png", output.getvalue()
+        kind, image = "image/png", _save(picture, "PNG")
+        for quality in _JPEG_QUALITIES:
+            if len(image) > _MAX_IMAGE_BYTES:
+                kind, image = "image/jpeg", _save(picture, "JPEG", quality=quality)
     return f"data:{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def _save(picture: Image.Image, kind: str, **options: int) -> bytes:
+    output = io.BytesIO()
+    picture.save(output, kind, **options)
+    return output.getvalue()

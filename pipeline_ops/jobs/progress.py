@@ -53,7 +53,7 @@ class ProgressEvent(BaseModel):
     epoch: _Count | None = None
     worker: _Count | None = None
     shares: StepShares | None = None
-    gpus: list[GpuUsage] = Field([], max_length=_MAX_GPUS)
+    gpus: tuple[GpuUsage, ...] = Field((), max_length=_MAX_GPUS)
     message: str = Field("", max_length=_MAX_MESSAGE)
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class ProgressWriter:
             epoch=epoch,
             worker=self._worker,
             shares=shares,
-            gpus=list(gpus),
+            gpus=tuple(gpus),
             message=message[:_MAX_MESSAGE].encode(errors="replace").decode(),
         )
         self.forward(event)

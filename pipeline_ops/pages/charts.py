@@ -75,6 +75,10 @@ def format_short(value: float) -> str:
 _TINY, _HUGE = 1e-100, 1e100
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MAX_LABELS = 6
+MAX_POINTS = 400
+"""The number of points of a curve that are drawn. The width of a chart has about as many pixels."""
+_THINNED = " (lowest and highest values of neighbours)"
+"""What the x axis of a thinned curve adds to its label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +105,25 @@ def drop_undrawable(points: Iterable[Point]) -> list[Point]:
     return [(x, y if abs(y) > _TINY else 0.0) for x, y in points if abs(y) < _HUGE]
 
 
+def thin(points: Sequence[Point], count: int) -> Sequence[Point]:
+    """Returns at most `count` of drawable points: first, last, and of each group of neighbours its
+    lowest and its highest one. So the lowest and the highest of all points are kept, too.
+    """
+    if len(points) <= count:
+        return points
+    inner = points[1:-1]
+    size = -(-2 * len(inner) // (count - 2))
+    kept = []
+    for start in range(0, len(inner), size):
+        group = inner[start : start + size]
+        kept += sorted({min(group, key=_get_y), max(group, key=_get_y)})
+    return [points[0], *kept, points[-1]]
+
+
+def _get_y(point: Point) -> float:
+    return point[1]
+
+
 def draw_legend(lines: Iterable[Line]) -> Markup:
     """Draws the names of curves, each with its colour."""
     entry = Markup('<span><i class="swatch line {}"></i><span class="clip">{}</span></span>')
@@ -119,8 +142,9 @@ def draw_line_chart(
     y_max: float = math.inf,
     marked_x: float | None = None,
     marked_label: str = "",
+    is_thinned: bool = False,
 ) -> Markup:
-    """Draws curves over a whole number.
+    """Draws curves over a whole number. Those of more than `MAX_POINTS` are thinned.
 
     Args:
       title: the text for screen readers.
@@ -128,8 +152,12 @@ def draw_line_chart(
       y_min: a value that the y axis must reach down to.
       y_max: the upper end of the y axis, for figures that cannot be larger.
       marked_x: the x of a vertical line, with the text `marked_label`.
+      is_thinned: whether the curves were thinned before. The x axis says so.
     """
     lines = [dataclasses.replace(line, points=drop_undrawable(line.points)) for line in lines]
+    if any(len(line.points) > MAX_POINTS for line in lines):
+        lines = [dataclasses.replace(line, points=thin(line.points, MAX_POINTS)) for line in lines]
+        is_thinned, has_dots = True, False
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup('<p class="soft">Nothing was recorded.</p>')
@@ -145,7 +173,7 @@ def draw_line_chart(
         parts.append(_draw_curve(f"curve {line.style}", line.points, x, y, line.name))
         if has_dots or len(line.points) == 1:
             parts += [_draw_dot(line, point, x, y, x_label) for point in line.points]
-    return _draw_plot(title, frame, x, y, x_label, parts)
+    return _draw_plot(title, frame, x, y, x_label + _THINNED * is_thinned, parts)
 
 
 def draw_share_chart(

@@ -1,8 +1,8 @@
 """The state of a run, for its page, with the curves of its training.
 
 It is read from the files that the jobs leave in the run's folder. A progress file of days has
-hundreds of thousands of lines, so each line is read once, and only as many points of a curve are
-kept as a drawing can show.
+hundreds of thousands of lines, so each line is read once, a long file in several requests, and only
+as many points of a curve are kept as a drawing can show.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.pages.charts import (
     LARGE,
+    MAX_POINTS,
     Line,
     Point,
     draw_legend,
     draw_line_chart,
     drop_undrawable,
+    thin,
 )
 from pipeline_ops.storage.store_path import StorePath
 
@@ -76,7 +78,9 @@ def list_curves(event: ProgressEvent) -> Iterator[tuple[CurveName, float]]:
                 yield (name, gpu.name), figure
 
 
-def draw_curves(curves: Mapping[CurveName, Sequence[Point]], x_label: str) -> list[Chart]:
+def draw_curves(
+    curves: Mapping[CurveName, Sequence[Point]], x_label: str, is_thinned: bool = False
+) -> list[Chart]:
     """Draws one chart for each name, such as that of a metric, with all of its curves."""
     charts = []
     for name in dict.fromkeys(name for name, _ in curves):
@@ -87,7 +91,9 @@ def draw_curves(curves: Mapping[CurveName, Sequence[Point]], x_label: str) -> li
             if drawn
         ]
         if lines:
-            drawing = draw_line_chart(name, lines, x_label, frame=LARGE, has_dots=False)
+            drawing = draw_line_chart(
+                name, lines, x_label, frame=LARGE, has_dots=False, is_thinned=is_thinned
+            )
             charts.append(Chart(format_metric_title(name), draw_legend(lines), drawing))
     return charts
 
@@ -105,10 +111,11 @@ def draw_version_charts(by_metric: Mapping[str, Sequence[Point]]) -> list[Chart]
     ]
 
 
-_MAX_POINTS = 400
 _MAX_NOTES = 8
 _MAX_CURVES = 200
 _MAX_FILES = 64
+_MAX_READS = 8
+"""The number of reads, of a few megabytes each, that a request waits for: three seconds."""
 
 
 class TrainingCurves:
@@ -119,14 +126,24 @@ class TrainingCurves:
         self.latest_counted: ProgressEvent | None = None
         """The newest event with a count, which events after the training lack."""
         self.notes: list[ProgressEvent] = []
+        """The newest messages."""
+        self.num_earlier_notes = 0
         self.points: dict[CurveName, list[Point]] = defaultdict(list)
+        self.is_thinned = False
+        """Whether points were left out: all but the lowest and the highest of neighbours."""
+        self.has_more_curves = False
+        """Whether there are more curves than can be shown."""
+        self.is_partial = False
+        """Whether the file goes on after what was read. `latest` is its end nevertheless."""
         self.problems: list[str] = []
         """The problems of the first few lines that cannot be read."""
 
     def add(self, events: Iterable[ProgressEvent]) -> None:
         for event in events:
             if event.message:
-                self.notes = [*self.notes, event][-_MAX_NOTES:]
+                notes = [*self.notes, event]
+                self.num_earlier_notes += max(0, len(notes) - _MAX_NOTES)
+                self.notes = notes[-_MAX_NOTES:]
             if event.done is not None:
                 self._add_points(event.done, list_curves(event))
                 self.latest_counted = event
@@ -147,24 +164,39 @@ class TrainingCurves:
                 points[:] = [point for point in points if point[0] < done]
         for name, value in values:
             if name not in self.points and len(self.points) >= _MAX_CURVES:
+                self.has_more_curves = True
                 continue
             points = self.points[name]
             points.append((done, value))
-            if len(points) > 2 * _MAX_POINTS:
-                points[:] = [*points[:-1:2], points[-1]]
+            if len(points) > 2 * MAX_POINTS:
+                points[:] = thin(drop_undrawable(points), MAX_POINTS)
+                self.is_thinned = True
 
 
 class _CurveReader:
     def __init__(self, file: StorePath):
-        self._reader = ProgressReader(file)
+        self._file, self._reader = file, ProgressReader(file)
         self._curves, self._lock = TrainingCurves(), threading.Lock()
 
     def read(self) -> TrainingCurves:
+        """Reads on from where the last call has ended, not further than `_MAX_READS` go."""
         with self._lock:
-            for events in self._reader.read_all():
-                self._curves.add(events)
+            is_partial = self._read_part()
             self._curves.problems = self._reader.problems
-            return self._curves.copy()
+            curves = self._curves.copy()
+        if is_partial and (newest := read_last_event(self._file)):
+            curves.is_partial, curves.latest = True, newest
+            curves.latest_counted = newest if newest.done is not None else curves.latest_counted
+        return curves
+
+    def _read_part(self) -> bool:
+        """Returns whether the file may go on."""
+        for _ in range(_MAX_READS):
+            start = self._reader.offset
+            self._curves.add(self._reader.read_new())
+            if self._reader.offset == start:
+                return False
+        return True
 
 
 _open_reader = functools.lru_cache(_MAX_FILES)(_CurveReader)
@@ -269,7 +301,7 @@ def _view_task(
         tries=max(task.tries for task in instances),
         record=record,
         curves=curves,
-        charts=draw_curves(curves.points, "steps") if task_id == "train" else [],
+        charts=draw_curves(curves.points, "steps", curves.is_thinned) if task_id == "train" else [],
         workers=workers[:_MAX_WORKERS],
         num_hidden_workers=max(0, len(workers) - _MAX_WORKERS),
         dataset=_try_read(problems, lambda: _view_dataset(run, record))

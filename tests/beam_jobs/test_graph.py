@@ -19,7 +19,12 @@ from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
 from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.statistics.summary import ShardSummary, compute_figures, merge_measurements
+from beam_jobs.statistics.summary import (
+    RejectedRecord,
+    ShardSummary,
+    compute_figures,
+    merge_measurements,
+)
 from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
@@ -129,6 +134,17 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
     for stage, spent in times.items():
         assert spent.count == len(plans)
         assert abs(spent.sum / 1e6 - figures.seconds_by_stage[stage]) < 0.01
+
+
+def test_of_very_many_reasons_the_rarest_are_counted_as_one():
+    reasons = [f"is {number} pixels too large" for number in range(500)] + ["not an image"] * 2
+    rejected = [
+        RejectedRecord(key=f"{number}.png", stage="own", reason=reason)
+        for number, reason in enumerate(reasons)
+    ]
+    counts = compute_figures([], CLASSES, rejected).rejected_by_reason
+    assert len(counts) == 51 and sum(counts.values()) == 502
+    assert counts["not an image"] == 2 and counts["other reasons"] == 451
 
 
 def test_a_shard_whose_result_is_there_is_not_built_again(job):

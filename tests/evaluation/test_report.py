@@ -219,6 +219,50 @@ def test_rejected_files_are_named_and_the_rest_is_counted():
     assert "20 more are in the data set's quarantine.jsonl." in text
 
 
+def test_of_very_much_a_page_shows_a_part_and_says_so():
+    """Its size depends on constants, not on the data."""
+    history = [
+        Epoch(
+            epoch=number,
+            step=number,
+            metrics={"loss": number % 7, "validation_loss": 90.0 if number == 4321 else 1.0},
+            learning_rate=0.1,
+        )
+        for number in range(20_000)
+    ]
+    text = "w" * 200
+    rules = [RuleVerdict(metric="recall", passed=True, text=f"rule {i}") for i in range(3000)]
+    page = render(
+        num_classes=120,
+        num_examples=115,
+        champion=False,
+        figures={"rules": rules},
+        training={"history": history, "warnings": [f"{text} {i}" for i in range(10_000)]},
+        dataset={
+            "warnings": [f"{text} {i}" for i in range(10_000)],
+            "labels": {"train": {f"class {i}": i for i in range(120)}},
+        },
+    )
+    shown = Page(page).text
+    assert shown.count("epoch (lowest and highest values of neighbours)") == 2
+    assert '<circle class="point' not in page
+    assert shown.count("And 9950 more.") == 2 and page.count(f"{text} 49<") == 2
+    assert "988 more rules that hold" in shown and "2000 more rules are in manifest.json" in shown
+    assert "The 100 largest classes. 20 more are in the data set's statistics.json." in shown
+    by_split = page.split("Images by class and split")[1].split("</table>")[0]
+    assert "class 119<" in by_split and "class 19<" not in by_split
+    assert len(page) < 700_000
+
+
+def test_of_very_many_boxes_the_mistakes_are_drawn():
+    boxes, is_crowd = np.tile([0.1, 0.1, 0.2, 0.2], (300, 1)), np.arange(300) < 290
+    scene = TrueBoxes("a.png", PNG, boxes, np.zeros(300, int), is_crowd)
+    answer = ImageDetections(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+    [picture] = mark_mistakes([scene], [answer], 0.5, ["cat"])
+    assert picture["text"] == "10 missed, 100 of 300 boxes are not drawn"
+    assert [box["text"] for box in picture["boxes"]] == ["cat missed"] * 10 + ["cat"] * 190
+
+
 def test_what_is_new_since_the_champion_is_listed(sandbox):
     sandbox.publish("fair")
     text = Page(

@@ -13,6 +13,7 @@ from pipeline_ops.pages.charts import (
     draw_interval_chart,
     draw_line_chart,
     format_short,
+    thin,
 )
 
 
@@ -66,6 +67,19 @@ def test_any_curve_lies_inside_its_drawing(values):
     assert len(places) == sum(map(math.isfinite, values))
     _, _, width, height = map(float, drawing.get("viewBox").split())
     assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+
+
+@pytest.mark.parametrize("count", [400, 401, 100_000])
+def test_a_long_curve_is_drawn_in_few_points_with_its_ends_and_extremes(count):
+    points = [(x, x % 11) for x in range(count)]
+    points[100], points[200] = (100, 50), (200, -50)
+    kept = thin(points, 400)
+    assert kept == points if count <= 400 else len(kept) <= 400
+    assert {points[0], points[100], points[200], points[-1]} <= set(kept)
+    assert kept == sorted(kept)
+    drawing = str(draw_line_chart("Loss", [Line("loss", "training", points)]))
+    assert ("epoch (lowest and highest values of neighbours)" in drawing) == (count > 400)
+    assert drawing.count("<circle") == (400 if count == 400 else 0)
 
 
 def test_nothing_to_draw_is_said():

@@ -114,6 +114,41 @@ def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(read_page, t
     assert "<script>\n" not in page
 
 
+def test_a_page_of_very_many_events_is_short_and_says_what_it_leaves_out(read_page, training):
+    """Nothing of it grows with the training but the digits of its numbers."""
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    events = [
+        make_event(done=step, metrics={"loss": 90.0 if step == 1234 else step % 7})
+        for step in range(1, 5001)
+    ]
+    many = make_event(done=5001, metrics={f"own {number}": 1.0 for number in range(300)})
+    notes = [make_event(done=None, message=f"message {number}") for number in range(50)]
+    training.attempt("train", [*events, many, *notes])
+    page = read_page(training)
+    [curve] = re.findall(r'<polyline[^>]*points="([^"]*)"[^>]*><title>training', page)[:1]
+    heights = [float(pair.split(",")[1]) for pair in curve.split()]
+    assert 200 <= len(heights) <= 400
+    assert min(heights) < 40, "the only high loss of all is still in the curve"
+    assert "steps (lowest and highest values of neighbours)" in page
+    assert page.count("<svg") == 200 and "Only the first 200 curves are shown." in page
+    assert page.count("<li>") == 8 and "And 42 earlier ones." in page
+    assert len(page) < 1_000_000
+
+
+def test_a_very_long_progress_file_is_read_in_several_requests(read_page, whole_run):
+    steps = [make_event(done=step, metrics={"loss": 1 / step}) for step in (1, 300)]
+    attempt = whole_run.attempt("train", steps[:1])
+    filler = '{"time": 1, "phase": "train", "own": "%s"}\n' % ("x" * 200_000)
+    with open(attempt.progress.local, "a") as file:
+        file.writelines([filler] * 180)  # 36 MB, of which a request reads 32
+        file.write(steps[1].model_dump_json() + "\n")
+    first, second = read_page(whole_run, task_id="train"), read_page(whole_run, task_id="train")
+    assert "300 of 300" in first, "the newest event does not wait for those before it"
+    assert "data-live" in first and "this page is still reading it" in first
+    assert "300 of 300" in second
+    assert "data-live" not in second and "still reading" not in second
+
+
 def test_a_run_over_its_error_budget_has_a_progress_page(client, training):
     """The rejected records are next to the progress of the job, and are not a worker."""
     attempt = training.attempt("preprocess", [make_event(done=5)])

@@ -173,6 +173,7 @@ class _Process:
     """The state of one process. Times are those of the monotonic clock."""
 
     spec: WorkerSpec
+    reader: ProgressReader
     last_heartbeat: float
     last_progress: float
     phase: str = ""
@@ -188,7 +189,6 @@ class _Process:
     """Its host's explanation of its end."""
 
     def __post_init__(self) -> None:
-        self.reader = ProgressReader(open_path(Path(self.spec.progress)))
         self.reader.seek_end()  # earlier incarnations have written to the same file
 
     @property
@@ -218,7 +218,12 @@ class WorkerMonitor:
         self.plan = plan
         self._config, self._attempt = config, attempt
         self._started = now = time.monotonic()
-        self._processes = {spec.name: _Process(spec, now, now) for spec in plan.workers}
+        # A host with another disk sends what is in its own file, and that file is not here.
+        files = {spec.name: attempt.worker_progress(spec.name) for spec in plan.workers}
+        self._processes = {
+            spec.name: _Process(spec, ProgressReader(open_path(files[spec.name])), now, now)
+            for spec in plan.workers
+        }
         self._ended: list[_Process] = []
         """In the order in which they ended."""
         self.start_step = 0

@@ -1,8 +1,10 @@
 """All hosts of a training and the pipes to their agents: which are ready, lost or reconnected.
 
 A command carries each pipe: the agent itself on this machine, or ssh, srun or Kubernetes's API with
-the agent at the far end. `poll` does everything, a little at a time, and waits only briefly. A lost
-host is tried again for as long as the pool exists. `gang.py` decides about gangs.
+the agent at the far end. `poll` does everything, a little at a time, and waits only briefly. What
+may take longer, such as a request to a cluster's API or to a store, is a call in a thread: an agent
+that hears nothing ends its processes. A lost host is tried again for as long as the pool exists.
+`gang.py` decides about gangs.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pipeline_ops.errors import MachineError
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import (
     FORK_SERVER,
     HEARTBEAT_SECONDS,
@@ -45,6 +47,8 @@ _FENCE_SLACK_SECONDS = 2.0
 _CLOSE_SECONDS = 3.0
 _TAIL_BYTES = 600
 _MAX_SKEW_SECONDS = 120.0
+_MAX_CALLS = 8
+_Result = TypeVar("_Result")
 
 
 class AgentConnection:
@@ -158,12 +162,12 @@ class HostPool:
         self._start_timeout_seconds = start_timeout_seconds
         write_atomically(Path(spec.token_file), secrets.token_hex(8).encode())
         self._local_report = describe_host(spec)
-        self._commands = concurrent.futures.ThreadPoolExecutor(1, "command")
+        self._calls = concurrent.futures.ThreadPoolExecutor(_MAX_CALLS, "call")
         self.hosts: dict[str, ConnectedHost] = {}
 
     def allocate(self, check: Callable[[], None]) -> None:
         """Gets hosts if there are none left. Raises the errors of `Launcher.allocate`."""
-        if self.hosts and self._launcher.is_intact():
+        if self.hosts and self._are_intact():
             return
         self.close()
         self.hosts = {
@@ -194,9 +198,7 @@ class HostPool:
 
     def poll(self) -> list[tuple[str, Event]]:
         """Connects, reads, pings and judges the hosts. Returns the events of processes by host."""
-        for host in self.hosts.values():
-            if host.connection is None and time.monotonic() >= host.retry_at:
-                self._connect(host)
+        self._connect_hosts()
         connections: dict[Any, ConnectedHost] = {
             host.connection: host for host in self.hosts.values() if host.connection
         }
@@ -212,19 +214,50 @@ class HostPool:
                     self.disconnect(host.spec.name, problem)
         return events
 
-    def _connect(self, host: ConnectedHost) -> None:
-        """Starts an agent once its command is known, which may take an answer of a cluster's API.
+    def _are_intact(self) -> bool:
+        """Returns whether the hosts may be there. A cluster that does not answer may have them."""
+        try:
+            return self.wait_for(self._launcher.is_intact)
+        except MachineError:
+            return True
 
-        Meanwhile the agents of the other hosts get their pings.
+    def wait_for(self, call: Callable[[], _Result]) -> _Result:
+        """Returns the result of a call that may block. Meanwhile the hosts are polled.
+
+        No process of the gang is awaited then, so their events are dropped.
         """
-        spec = self._spec.model_copy(update={"host": host.spec.name})
-        if host.command is None:
-            host.command = self._commands.submit(self._launcher.build_command, host.spec, spec)
-        concurrent.futures.wait([host.command], _POLL_SECONDS)
-        if host.command.done():
-            made, host.command = host.command, None  # an error in it is raised once
-            host.tries += 1
-            host.connection = AgentConnection(made.result(), spec, host.log)
+        running = self._calls.submit(call)
+        while not running.done():
+            self.poll()
+        return running.result()
+
+    def _connect_hosts(self) -> None:
+        """Starts agents on lost hosts, once their commands are known.
+
+        A command may take requests to a cluster's API. Their failure is a problem of its host.
+        """
+        lost = [host for host in self.hosts.values() if host.connection is None]
+        for host in lost:
+            if host.command is None and time.monotonic() >= host.retry_at:
+                host.command = self._calls.submit(
+                    self._launcher.build_command, host.spec, self._specify(host)
+                )
+        concurrent.futures.wait([host.command for host in lost if host.command], _POLL_SECONDS)
+        for host in lost:
+            if host.command and host.command.done():
+                made, host.command = host.command, None
+                host.tries += 1
+                try:
+                    argv = made.result()
+                except TrainyardError as error:
+                    host.problem = f"host {host.spec.name}: {error}"
+                    host.is_permanent_failure = isinstance(error, ConfigError)
+                    host.retry_at = time.monotonic() + _RETRY_SECONDS
+                else:
+                    host.connection = AgentConnection(argv, self._specify(host), host.log)
+
+    def _specify(self, host: ConnectedHost) -> AgentSpec:
+        return self._spec.model_copy(update={"host": host.spec.name})
 
     def send(self, host: str, command: Command) -> None:
         if connection := self.hosts[host].connection:

@@ -58,10 +58,16 @@ class Launcher(Protocol):
         """
 
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
-        """The command that carries a pipe to the agent of a host."""
+        """The command that carries a pipe to the agent of a host. Called in a thread.
+
+        Raises MachineError if it can't be known now, and ConfigError if it never will be.
+        """
 
     def is_intact(self) -> bool:
-        """Returns False if the hosts have been taken away as a whole and must be reallocated."""
+        """Returns False if the hosts have been taken away as a whole and must be reallocated.
+
+        Called in a thread.
+        """
         return True
 
     def release(self) -> None:
@@ -259,11 +265,10 @@ class KubernetesLauncher(Launcher):
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
         # A restarted pod has another name, with the same index.
         name = host.name
-        with contextlib.suppress(MachineError):  # the pool tries each host again
-            for pod in filter(is_running, self._client.list_pods(self._name)):
-                metadata = pod["metadata"]
-                if host.name == f"{self._name}-{metadata['annotations'][_INDEX]}":
-                    name = metadata["name"]
+        for pod in filter(is_running, self._client.list_pods(self._name)):
+            metadata = pod["metadata"]
+            if host.name == f"{self._name}-{metadata['annotations'][_INDEX]}":
+                name = metadata["name"]
         command = build_python_command(self._hosts, AGENT_MODULE, agent.run)
         return build_exec_command(self._hosts.namespace, self._hosts.context, name, command)
 

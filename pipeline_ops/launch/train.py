@@ -82,9 +82,7 @@ def train(job: Job) -> ExitCode:
                 host_pool.send_all(Command(action="clean"))
                 job.remove_work()
                 raise
-            for worker in plan.workers:  # those on other disks have results in the bucket
-                if worker.stored and worker.stored.is_exchanged and not worker.is_server:
-                    fetch_files(open_root(worker.stored.locate_results(worker.name)), job.work)
+            host_pool.wait_for(lambda: fetch_results(plan, job.work))
             with job.artifact() as draft:
                 export_candidate(job, config, host_pool, plan, stop, draft.folder)
                 host_pool.send_all(Command(action="clean"))
@@ -98,6 +96,13 @@ def train(job: Job) -> ExitCode:
                 figures = summarize_training(job, config, dataset, plan, gang, seconds)
                 draft.figures.update(figures.model_dump(mode="json"))
     return ExitCode.SUCCESS
+
+
+def fetch_results(plan: LaunchPlan, work: Path) -> None:
+    """Fetches the results of workers on other disks, which are in the bucket."""
+    for worker in plan.workers:
+        if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+            fetch_files(open_root(worker.stored.locate_results(worker.name)), work)
 
 
 def check_dataset(job: Job, config: Train) -> DatasetFigures:
@@ -196,8 +201,8 @@ def export_candidate(
             )
         message = f"cannot write the candidate: {outcome.message.rstrip('.')}. The log is {log}"
         raise MachineError(message) if outcome.exit_code.is_retried else TrainyardError(message)
-    if spec.target:
-        fetch_files(open_root(spec.target), folder)
+    if target := spec.target:
+        host_pool.wait_for(lambda: fetch_files(open_root(target), folder))
 
 
 class _CandidateClock:

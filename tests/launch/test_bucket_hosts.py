@@ -13,6 +13,7 @@ import pytest
 from launch.network import Network, why_not
 from launch.on_bucket import bucket_jobs, upload_dataset
 from launch.running import INTERVAL, wait_until
+from object_servers.fault_proxy import FaultProxy
 from object_servers.s3_server import S3Server
 
 from pipeline_ops.errors import ExitCode
@@ -131,6 +132,31 @@ def test_the_failure_of_a_worker_on_another_disk_is_explained(network, start, tm
     assert status.exit_code != ExitCode.SUCCESS
     assert "no such luck" in status.message, status.message
     assert any(f"on {host}" in status.message for host in network.hosts)
+
+
+@pytest.mark.hosts
+@pytest.mark.timeout(900)
+def test_no_host_is_lost_while_the_job_waits_for_a_slow_store(start, server, network, monkeypatch):
+    """Each request of the job takes longer than a host may wait for its ping."""
+    with FaultProxy(server.address) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        job = start(
+            is_held=True,
+            lab={"environment": {"AWS_ENDPOINT_URL": server.address}},
+            train__epochs=1,
+            train__heartbeat_timeout_seconds=4,
+        )
+        job.wait_until_held()
+        with proxy.failing(latency_seconds=5.0):
+            job.release()
+            status = job.end()
+        assert status.exit_code == ExitCode.SUCCESS, job.read_log()
+        assert job.read_figures().restarts == 0
+    assert "has been silent" not in job.read_log()
+    wait_until(lambda: not job.survivors())
+    for host in network.hosts:
+        left = list_files(network.get_disk(host))
+        assert [name for name in left if not name.startswith("trainyard-cache/")] == []
 
 
 @pytest.mark.hosts

@@ -5,19 +5,24 @@ The pods run on this machine, and share its files only where a test says so.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from fake_kubernetes import KubernetesCluster
+from gangs import run_gang
 from launch.on_bucket import bucket_jobs, upload_dataset
-from launch.running import QUICK, wait_until
+from launch.running import QUICK, config_with_hosts, make_agent_spec, wait_until
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
-from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
+from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import KubernetesLauncher, build_manifests
 
 HERE = {
@@ -63,6 +68,7 @@ def account(cluster, monkeypatch):
     yield cluster.accounts["trainyard-supervisor"]
     cluster.kubelet.pull_errors.clear()
     cluster.kubelet.unschedulable = ""
+    cluster.api.delay_seconds = 0.0
     cluster.remove_all()
 
 
@@ -252,3 +258,61 @@ def test_two_workers_of_a_pod_survive_the_loss_of_it(
         status = job.end()
         assert status.exit_code == ExitCode.SUCCESS, job.read_log()
         assert job.read_figures().restarts == 1
+
+
+class NearbyLauncher(KubernetesLauncher):
+    """The pods are processes of this machine, which can't resolve their names."""
+
+    def allocate(self, check):
+        return [
+            host.model_copy(update={"address": "127.0.0.1"}) for host in super().allocate(check)
+        ]
+
+
+@pytest.mark.kubernetes
+@pytest.mark.timeout(900)
+def test_a_gang_trains_on_while_each_answer_of_the_api_takes_twenty_seconds(
+    cluster, account, dataset, make_job_in, tmp_path
+):
+    """Meanwhile a third host is lost and connected again, so the API is needed."""
+    make = make_job_in(tmp_path, dataset, config_with_hosts(tmp_path, {"launcher": "local"}))
+    job = make(
+        **QUICK | {"train__hosts": None, "train__workers": 2, "train__heartbeat_timeout_seconds": 5}
+    )
+    folder, hold = job.attempt.folder, job.attempt.folder / "hold"
+    hosts = KubernetesHosts.model_validate(HERE | {"pods": 3, "network": "trusted"})
+    launcher = NearbyLauncher(hosts, "gang", str(folder), 3600)
+    pool = HostPool(launcher, make_agent_spec(folder, silence_timeout_seconds=5))
+
+    def lose_third_host() -> int:
+        """Returns the number of requests before the API is slow."""
+        try:
+            wait_until((folder / "held").exists, 120)
+            plan = json.loads((folder / "launch-plan.json").read_text())
+            [name] = pool.hosts.keys() - {worker["host"] for worker in plan["workers"]}
+            third = pool.hosts[name]
+            wait_until(lambda: third.is_ready)
+            num_requests = len(cluster.api.requests)
+            cluster.api.delay_seconds = 20.0
+            uid = cluster.find_pod(name)["metadata"]["uid"]
+            for process in cluster.kubelet.find_processes(uid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if AGENT_MODULE in process.cmdline():
+                        process.kill()
+            wait_until(lambda: third.tries == 2 and third.is_ready, 120, lambda: third)
+            return num_requests
+        finally:
+            hold.unlink()
+
+    hold.touch()
+    events = []
+    with ThreadPoolExecutor(1) as thread, contextlib.closing(pool):
+        lost = thread.submit(lose_third_host)
+        gang = run_gang(job, pool, events.append)
+        num_requests = lost.result()
+        assert sorted(host.tries for host in pool.hosts.values()) == [1, 1, 2]
+    assert gang.restarts == 0
+    assert {event.phase for event in events}.isdisjoint({"restart", "grow", "warning"})
+    late = [request.rpartition("/")[2] for request in cluster.api.requests[num_requests:]]
+    assert late[:2] == ["pods", "exec"] and len(late) == 5, "and three to give the pods back"
+    assert cluster.list_names("jobs") == []

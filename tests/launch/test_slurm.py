@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -145,6 +146,35 @@ def test_a_cancelled_allocation_is_asked_for_again(start, cluster, undisturbed):
     [first] = cluster.jobs()
     subprocess.run(["scancel", first], check=True)
     assert_went_on(undisturbed, job)
+    wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
+
+
+@pytest.mark.hosts
+def test_one_error_of_scontrol_leaves_no_allocation(start, cluster, undisturbed, tmp_path):
+    """The nodes can't be read the first time, and are allocated again."""
+    program, failed = tmp_path / "programs" / "scontrol", tmp_path / "failed"
+    program.parent.mkdir()
+    program.write_text(
+        f"""#!/bin/sh
+        if [ "$2" = node ] && mkdir {failed}; then
+            squeue --noheader --format=%i > {failed}/jobs
+            echo "slurm_load_node error: Unable to contact slurm controller" >&2
+            exit 1
+        fi
+        exec {shutil.which("scontrol")} "$@"
+        """
+    )
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        job = start(is_held=True)
+    job.wait_until_held()
+    [first], [second] = (failed / "jobs").read_text().split(), cluster.jobs()
+    assert first != second
+    job.release()
+    assert job.end() == ExitCode.SUCCESS, job.message()
+    assert_same(job, undisturbed)
+    assert "Unable to contact slurm controller" in job.messages("restart")[0]
     wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
 
 

@@ -26,10 +26,10 @@ ECHO = "UnavailableError: Connection reset by peer"
 class Scene:
     """A gang whose processes end and report as a test decides."""
 
-    def __init__(self, folder, **values):
+    def __init__(self, folder, hosts=HOSTS, **values):
         config = Train(**{"model": "digits_cnn", "workers": 2, "global_batch_size": 8} | values)
         self.attempt = Attempt(folder)
-        self.plan = build_launch_plan(config, HOSTS, self.attempt, folder)
+        self.plan = build_launch_plan(config, hosts, self.attempt, folder)
         self.monitor = WorkerMonitor(self.plan, config, self.attempt)
 
     def ends(self, name: str, code: int, message: str = "") -> None:
@@ -65,6 +65,16 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
     assert scene.cause().startswith(
         "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40. Its log is"
     )
+
+
+def test_the_progress_of_a_host_whose_disk_has_other_paths_is_read_from_the_files_here(tmp_path):
+    """Its agent sends what its processes report."""
+    far = [host.model_copy(update={"local_attempt": f"/far/{host.name}"}) for host in HOSTS]
+    scene = Scene(tmp_path, far)
+    assert scene.plan.chief.progress == "/far/h1/worker-0.jsonl"
+    scene.reports("worker 0", "train", 40)
+    scene.ends("worker 0", -9)
+    assert "was killed by signal 9 (SIGKILL) at step 40" in scene.cause()
 
 
 def test_a_crash_of_the_waiting_peer_is_not_taken_for_the_hang_that_it_gave_up(tmp_path):

@@ -66,7 +66,7 @@ _PATHS: Mapping[Kind, str] = {
 }
 _METHODS = {"create": "POST", "get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 _STRICT = {"fieldValidation": "Strict"}
-_CONNECT_SECONDS, _READ_SECONDS = 5.0, 20.0
+_CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
 _MAX_REPEATS = 4
 _MAX_PAUSE_SECONDS = 8
 _LATER = (408, 410, 429, 500, 502, 503, 504)
@@ -195,7 +195,7 @@ class KubernetesClient:
                 url,
                 body=body and json.dumps(body),
                 headers={"Content-Type": content_type, **get_auth_headers(self._configuration)},
-                timeout=Timeout(_CONNECT_SECONDS, _READ_SECONDS),
+                timeout=Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             )
         except (HTTPError, OSError) as error:
             status, problem = 0, str(error)

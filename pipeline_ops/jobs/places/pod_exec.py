@@ -33,7 +33,7 @@ CONTAINER = "trainyard"
 RBAC_FILE = "docker/kubernetes/rbac.yaml"
 _MODULE = "pipeline_ops.jobs.places.pod_exec"
 _CONNECTION_LOST = 255
-_CONNECT_SECONDS, _CLOSE_SECONDS = 20, 1
+_CONNECT_SECONDS, _CLOSE_SECONDS = 30, 1
 _CHUNK_BYTES = 16 << 10
 """Less than a socket takes at once when it is writable, so that no write waits."""
 

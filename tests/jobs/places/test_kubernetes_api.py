@@ -30,6 +30,7 @@ def open_client(cluster, monkeypatch):
         return KubernetesClient(cluster.namespace)
 
     yield open_as
+    cluster.api.delay_seconds = 0.0
     cluster.remove_all()
 
 
@@ -105,3 +106,10 @@ def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):
         opened.create("jobs", job)
     opened.delete("services", "gang")
     opened.delete("services", "gang")
+
+
+def test_an_answer_that_comes_late_is_awaited(cluster, open_client):
+    """A total limit of 5 s for a request once stood beside those for its parts."""
+    cluster.api.delay_seconds, num_requests = 6.0, len(cluster.api.requests)
+    assert open_client("admin").read("jobs", "missing") is None
+    assert len(cluster.api.requests) == num_requests + 1

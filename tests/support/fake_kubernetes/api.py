@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .objects import Object, Objects, matches
@@ -89,8 +91,10 @@ class Api:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         """`METHOD PATH` of all requests."""
+        self.delay_seconds = 0.0
+        """The time between a request and its answer, also to the handshake of a websocket."""
 
-    def build_app(self) -> Starlette:
+    def build_app(self) -> ASGIApp:
         routes: list[Route | WebSocketRoute] = [
             Route(
                 "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
@@ -109,7 +113,17 @@ class Api:
                 Route(f"{many}/{{name}}", self._remove, methods=["DELETE"]),
                 Route(f"{many}/{{name}}", self._patch, methods=["PATCH"]),
             ]
-        return Starlette(routes=routes)
+        app = Starlette(routes=routes)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_late(message: Message) -> None:
+                if message["type"] in ("http.response.start", "websocket.accept"):
+                    await asyncio.sleep(self.delay_seconds)
+                await send(message)
+
+            await app(scope, receive, send_late)
+
+        return answer
 
     def _refuse(self, request: HTTPConnection, method: str, *verbs: str, sub: str = ""):
         """The answer to a request that is not carried out, or None."""

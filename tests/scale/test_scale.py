@@ -74,7 +74,7 @@ def test_two_hundred_thousand_pictures_of_a_thousand_classes(tmp_path):
     write_pictures(tmp_path / "raw", NUM_PICTURES, NUM_CLASSES)
     config = make_config(tmp_path, tmp_path / "raw", "pictures", "none")
     manifests = run_chain(
-        config, {"preprocess": 800, "train": 800, "evaluate": 1200, "export": 900}
+        config, {"preprocess": 700, "train": 800, "evaluate": 1100, "export": 800}
     )
     dataset = read_dataset(manifests["preprocess"], NUM_PICTURES)
     assert len(dataset.class_names) == NUM_CLASSES
@@ -91,7 +91,7 @@ def test_thirty_thousand_scenes_of_sixty_boxes(tmp_path):
     write_scenes(tmp_path / "raw", NUM_SCENES, NUM_BOXES)
     config = make_config(tmp_path, tmp_path / "raw", "scenes", "none")
     manifests = run_chain(
-        config, {"preprocess": 1500, "train": 1000, "evaluate": 1500, "export": 900}
+        config, {"preprocess": 1100, "train": 1000, "evaluate": 1100, "export": 900}
     )
     dataset = read_dataset(manifests["preprocess"], NUM_SCENES)
     assert dataset.class_names == sorted(SCENE_CLASSES)

@@ -54,7 +54,7 @@ GROUPS = {
             "pipeline_ops/system/lease",
         ),
     ),
-    "hosts": Group(11, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "hosts": Group(14, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
     "kubernetes": Group(
         20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/launchers")
     ),
@@ -80,7 +80,7 @@ GROUPS = {
         ),
     ),
     "training": Group(
-        16,
+        18,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

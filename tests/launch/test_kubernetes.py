@@ -269,7 +269,7 @@ class NearbyLauncher(KubernetesLauncher):
         ]
 
 
-@pytest.mark.kubernetes
+@pytest.mark.hosts
 @pytest.mark.timeout(900)
 def test_a_gang_trains_on_while_each_answer_of_the_api_takes_twenty_seconds(
     cluster, account, dataset, make_job_in, tmp_path

@@ -148,10 +148,12 @@ def test_a_network_that_is_cut_for_a_while_costs_a_restart_and_no_worker(
 
 @pytest.mark.hosts
 def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start, alone, network):
-    calm = alone(train__workers=1)
+    # Adam makes the rounding of one worker and of two so large that an activation changes its sign.
+    plain = {"train__optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}}
+    calm = alone(train__workers=1, **plain)
     assert calm.end() == ExitCode.SUCCESS
     network.cut(network.hosts[1])
-    job = start(hosts=2, is_held=True, train__min_workers=1)
+    job = start(hosts=2, is_held=True, train__min_workers=1, **plain)
     job.wait_until_held()
     network.reconnect(network.hosts[1])
     assert (

@@ -296,8 +296,8 @@ class SavedModelClient:
             self.loaded = tf.saved_model.load(str(folder))
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise make_read_error(f"{folder}: cannot load {name} as a SavedModel", error) from error
-        self._preprocessing = Preprocessing.read(folder)
-        lists_stages = bool(self._preprocessing.stages)
+        self.preprocessing = Preprocessing.read(folder)
+        lists_stages = bool(self.preprocessing.stages)
         signature, given = (
             (contract.IMAGES, contract.IMAGES)
             if lists_stages
@@ -355,7 +355,7 @@ class SavedModelClient:
     def _answer_prepared(self, image_bytes: np.ndarray) -> dict[str, np.ndarray]:
         from pipeline_ops.input.tensorflow_start import tf
 
-        if not self._preprocessing.stages:
+        if not self.preprocessing.stages:
             return self.call_signature(contract.SERVING_DEFAULT, image_bytes=image_bytes)
         try:
             images, windows = self._prepare(tf.constant(image_bytes))
@@ -380,7 +380,7 @@ class SavedModelClient:
 
         def prepare(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             image_HWC = decode_image(encoded, shape[-1])
-            images, windows = self._preprocessing.serve_prepared(image_HWC, shape)
+            images, windows = self.preprocessing.serve_prepared(image_HWC, shape)
             return images[0], windows[0]
 
         spec = tf.TensorSpec(shape, tf.uint8), tf.TensorSpec([4], tf.float32)

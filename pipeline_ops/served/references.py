@@ -34,7 +34,6 @@ from pipeline_ops.served.client import (
     read_raw_records,
     skip_graph_optimizer,
 )
-from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.storage.read_errors import make_read_error
 
 _BATCH = 64
@@ -118,7 +117,7 @@ class References:
             problem = f"cannot read {training / REFERENCE_OUTPUTS}"
             raise make_read_error(problem, error, ". Train again.") from error
         self.model = SavedModelClient(folder, "the candidate", num_classes, _OUTPUTS[task])
-        self.preprocessing = Preprocessing.read(folder)
+        self.preprocessing = self.model.preprocessing
         records = list(read_raw_records([str(training / REFERENCE_EXAMPLES)]))
         self.encoded = [image for record in records for image in record.pixels]
         keys = (key for record in records for key in record.examples)

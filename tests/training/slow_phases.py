@@ -16,7 +16,7 @@ _disturbed: set[str] = set()
 
 
 class Trouble:
-    """What a process meets in a place: time that passes, or the end of all progress.
+    """A process meets trouble in a place: it takes time there, or never goes on.
 
     It hangs in `hang_in` once it has been there `after` times, as long as there is a file `hang`.
     A test removes that after the restart. It leaves the name of its process in a file `hangs`.

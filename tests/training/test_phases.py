@@ -89,7 +89,7 @@ def test_a_slow_callback_is_no_slow_step(make_slow_job, host_pool, hook):
 
 
 def test_a_callback_that_holds_the_interpreters_lock_is_alive(make_slow_job, host_pool):
-    """For more than twice as long as a process may be stopped."""
+    """It does so for more than twice as long as a process may be stopped."""
     callback = {"slow_phases:GreedyCallback": {"seconds": 8.0}}
     job = make_slow_job(
         train__callbacks=[callback], train__epochs=1, train__heartbeat_timeout_seconds=3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import statistics
 import subprocess
@@ -66,25 +67,34 @@ def make_environment() -> dict[str, str]:
     return kept | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(folders)}
 
 
+# A program's peak memory includes that of the process it was forked from, which in a run of all
+# tests is a gigabyte. So a small process starts it, and writes what it took.
+_MEASURED = """
+import json, os, sys, time
+begin = time.monotonic()
+pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[2:]], os.environ)
+_, status, usage = os.wait4(pid, 0)
+cost = time.monotonic() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+with open(sys.argv[1], "w") as file:
+    json.dump(cost, file)
+sys.exit(os.waitstatus_to_exitcode(status) and 1)
+"""
+
+
 def measure(argv: Sequence[object]) -> tuple[Cost, str]:
     """Runs a program to its end. Returns its cost and its output, of stdout and stderr."""
-    with tempfile.TemporaryFile("w+") as output:
-        begin = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, *map(str, argv)],
+    with tempfile.NamedTemporaryFile() as cost:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", _MEASURED, cost.name, *map(str, argv)],
             env=make_environment(),
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
             cwd=ROOT,
         )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        wall = time.monotonic() - begin
-        output.seek(0)
-        text = output.read()
-    if process.returncode:
-        raise SystemExit(f"{argv[0]} ended with {process.returncode}:\n{text[-3000:]}")
-    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024), text
+        if done.returncode:
+            raise SystemExit(f"{argv[0]} ended with an error:\n{done.stdout[-3000:]}")
+        return Cost(*json.load(cost)), done.stdout
 
 
 def run_job(

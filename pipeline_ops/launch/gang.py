@@ -388,7 +388,7 @@ class WorkerMonitor:
             names = [f"{each.spec.name} on {each.spec.host}" for each in alike]
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
             problem += f". {', '.join(names[:_MAX_NAMES])}{more} may be what it waits for there"
-        return self._blame(process, problem)
+        return self._blame(process, f"{problem}. Raise the limit if this may take longer")
 
     def _compute_call_limit(self, process: _Process) -> float:
         """The time that a call of `steps_per_call` steps may take. Nothing is reported in it.

@@ -101,8 +101,9 @@ def exclusive_lock(
                 file = stack.enter_context(_open_lock_file(path))
                 continue
             file.seek(0)
-            holder = file.read(32).strip() or "unknown"
-            wait.wait(f"{resource} is held by process {holder} ({path})")
+            pid = file.read(32).strip()  # empty until a new holder has written it
+            holder = f"process {pid}" if pid else "another process"
+            wait.wait(f"{resource} is held by {holder} ({path})")
         with translate_write_errors(path):
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), str(os.getpid()).encode())  # without a buffer to close

@@ -76,24 +76,25 @@ _, status, usage = os.wait4(pid, 0)
 cost = time.monotonic() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 with open(sys.argv[1], "w") as file:
     json.dump(cost, file)
-sys.exit(os.waitstatus_to_exitcode(status) and 1)
+sys.exit(os.waitstatus_to_exitcode(status) % 256)
 """
 
 
 def measure(argv: Sequence[object]) -> tuple[Cost, str]:
     """Runs a program to its end. Returns its cost and its output, of stdout and stderr."""
-    with tempfile.NamedTemporaryFile() as cost:
+    with tempfile.NamedTemporaryFile() as cost, tempfile.TemporaryFile("w+") as output:
         done = subprocess.run(
             [sys.executable, "-S", "-c", _MEASURED, cost.name, *map(str, argv)],
             env=make_environment(),
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
             cwd=ROOT,
         )
+        output.seek(0)
+        text = output.read()
         if done.returncode:
-            raise SystemExit(f"{argv[0]} ended with an error:\n{done.stdout[-3000:]}")
-        return Cost(*json.load(cost)), done.stdout
+            raise SystemExit(f"{argv[0]} ended with {done.returncode}:\n{text[-3000:]}")
+        return Cost(*json.load(cost)), text
 
 
 def run_job(

@@ -180,7 +180,8 @@ def test_a_call_of_several_steps_may_take_longer_than_a_step(tmp_path, rate, sec
     time.sleep(seconds - 0.3)
     assert scene.monitor.find_failure() is None
     expected = f"for {seconds} s in the phase train (train.step_timeout_seconds is 1)"
-    assert expected in scene.until_it_fails()
+    message = scene.until_it_fails()
+    assert expected in message and "Raise the limit if this may take longer. " in message
 
 
 def test_a_warning_is_no_phase(tmp_path):

@@ -27,7 +27,7 @@ from pipeline_ops.storage.local_files import (
     write_json,
 )
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.system.locks import exclusive_lock
+from pipeline_ops.system.locks import exclusive_lock, try_lock
 
 
 @pytest.fixture
@@ -243,6 +243,16 @@ def test_a_disk_that_is_full_for_any_writer_is_a_machine_failure(small_disk):
 
 
 # Locks --------------------------------------------------------------------------------------------
+
+
+def test_a_holder_that_has_not_written_its_pid_yet_is_another_process(tmp_path):
+    with open(tmp_path / "lock", "w") as file:
+        assert try_lock(file.fileno())
+        with (
+            pytest.raises(MachineError, match="the data is held by another process "),
+            exclusive_lock(tmp_path / "lock", "the data"),
+        ):
+            pass
 
 
 def test_who_is_refused_is_told_by_whom(tmp_path, holder):

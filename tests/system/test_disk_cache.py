@@ -79,6 +79,18 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path):
     assert (tmp_path / "log").read_text() == "made\n"
 
 
+def test_waiting_for_many_entries_of_a_kind_is_told_once(tmp_path):
+    makers = [start(tmp_path, digest, seconds=2) for digest in ("1", "2")]
+    wait_until(lambda: (tmp_path / "log").exists() and len((tmp_path / "log").read_text()) == 10)
+    reasons: list[str] = []
+    cache = HostCache(tmp_path / "host", 1 << 20, reasons.append)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda digest: cache.get_or_create("parsed", digest, os.mkdir), ("1", "2")))
+    [reason] = reasons
+    assert f"is held by process {makers[0].pid}" in reason or str(makers[1].pid) in reason
+    end(*makers)
+
+
 def test_what_a_killed_process_has_half_made_is_never_seen(tmp_path):
     kill_a_maker(tmp_path)
     assert entries(tmp_path) == []

@@ -126,9 +126,12 @@ class ShardBuilder:
         rejected = None
         try:
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
+            decoded = run_stages(self._stages[:1], raw, spent, skipped, counts.passed)
+            if dropped := sum(len(raw.boxes or ()) - len(one.boxes or ()) for one in decoded):
+                skipped["decode: box_outside"] += dropped  # as `preprocess.source.boxes` says
             examples = [
                 (one.shape, example)
-                for one in run_stages(self._stages[:1], raw, spent, skipped, counts.passed)
+                for one in decoded
                 for example in run_stages(self._stages[1:], one, spent, skipped, counts.passed)
             ]
             start = time.perf_counter_ns()

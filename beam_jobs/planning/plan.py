@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from beam_jobs.io.raw import Raw
-from beam_jobs.stages.stage import Box, Example
+from beam_jobs.stages.stage import Box, Example, Frame
 from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
@@ -36,8 +36,7 @@ _RECORD_BYTES = 128
 class Record:
     """A raw image and its annotation: its class or its boxes, and its own split if one is given.
 
-    `frame` is the height and width of the image that the boxes refer to: (1, 1) for fractions, None
-    for the pixels of the file as it is stored. `group` names a unit that the split must not divide,
+    `frame` describes what the boxes refer to. `group` names a unit that the split must not divide,
     such as the patient that several pictures show.
     """
 
@@ -46,7 +45,7 @@ class Record:
     boxes: tuple[Box, ...] | None = None
     split: str | None = None
     group: str | None = None
-    frame: tuple[float, float] | None = None
+    frame: Frame | None = None
 
     @property
     def labels(self) -> list[str]:

@@ -30,7 +30,7 @@ from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.sources import AnySource, ImageFolderSource, UserSource
+from pipeline_ops.config.sources import AnySource, BoxOptions, ImageFolderSource, UserSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder
@@ -105,5 +105,6 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
 
 def read_records(source: AnySource, listing: Listing) -> SourceRecords:
     """Reads a source of the catalogue."""
-    files = SourceFiles(listing, source.type, getattr(source, "class_names", None))
+    class_names, boxes = getattr(source, "class_names", None), getattr(source, "boxes", None)
+    files = SourceFiles(listing, source.type, class_names, boxes=boxes or BoxOptions())
     return files.collect(CATALOGUE[source.type](files, source))

@@ -3,18 +3,31 @@
 Only the values that are used are kept, so that outlines take no memory, and an annotation only
 until its image is an entry.
 
-A box is x, y, width, height in pixels. Images that the file does not name are not part of the data
-set. An image without annotations is an example without boxes.
+A box is x, y, width, height in pixels. CVAT adds the degrees by which it is turned. An annotation
+without a box has that around its polygons or its mask. Images that the file does not name are not
+part of the data set. An image without annotations is an example without boxes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.sources.parsing import make_box, parse_number
+from beam_jobs.sources.parsing import (
+    Corners,
+    enclose,
+    enclose_mask,
+    make_box,
+    make_rotated_box,
+    parse_flag,
+    parse_id,
+    parse_number,
+    parse_size,
+)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CocoPart, CocoSource
 from pipeline_ops.errors import DataError
@@ -25,6 +38,7 @@ _USED_KEYS = frozenset(
         *_LISTS,
         *("id", "name", "file_name", "height", "width"),
         *("image_id", "category_id", "bbox", "iscrowd"),
+        *("attributes", "rotation", "segmentation", "size", "counts"),
     )
 )
 
@@ -41,7 +55,10 @@ def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry
 
 
 def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in pairs if key in _USED_KEYS}
+    found = {key: value for key, value in pairs if key in _USED_KEYS}
+    if found.get("bbox"):
+        found.pop("segmentation", None)
+    return found
 
 
 def _read_part(
@@ -56,12 +73,12 @@ def _read_part(
         (f"{part.annotations}#images-{index}", entry) for index, entry in enumerate(lists["images"])
     ]
     id_counts = Counter(_read_id(entry, "id") for _, entry in images)
-    by_image: dict[int | str, list[Any]] = defaultdict(list)
+    by_image: dict[str, list[Any]] = defaultdict(list)
     for index, annotation in enumerate(lists.pop("annotations")):
         image_id = _read_id(annotation, "image_id")
         if image_id is None or image_id not in id_counts:
             with files.entry(f"{part.annotations}#annotations-{index}"):
-                raise Reject("unknown_image", f"no image has the image_id {image_id!r}")
+                raise Reject("unknown_image", f"no image has the image_id {image_id}")
         else:
             by_image[image_id].append(annotation)
     for place, entry in images:
@@ -71,25 +88,42 @@ def _read_part(
             if image_id is None:
                 raise Reject("malformed", "an image without an id")
             if id_counts[image_id] > 1:
-                raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id!r}")
+                raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id}")
             annotations = by_image.pop(image_id, [])  # frees them
-            boxes = [_parse_box(annotation, names) for annotation in annotations]
             frame = entry.get("height"), entry.get("width")
+            boxes = [_parse_box(each, names, parse_size(*frame)) for each in annotations]
             yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 
 
-def _read_id(entry: Any, key: str) -> int | str | None:
-    value = entry.get(key) if isinstance(entry, dict) else None
-    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+def _read_id(entry: Any, key: str) -> str | None:
+    return parse_id(entry.get(key)) if isinstance(entry, dict) else None
 
 
-def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Box:
-    category = _read_id(annotation, "category_id")
+def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any], size: Size | None) -> Box:
+    category, bbox = _read_id(annotation, "category_id"), annotation.get("bbox")
     if category not in names:
-        raise Reject("unknown_class", f"no category has the category_id {category!r}")
-    box = annotation.get("bbox")
-    if not isinstance(box, list) or len(box) != 4:
+        raise Reject("unknown_class", f"no category has the category_id {category}")
+    label, is_crowd = names[category], parse_flag(annotation.get("iscrowd"), "iscrowd")
+    if not bbox and (outline := annotation.get("segmentation")):
+        return make_box(_enclose(outline), label, is_crowd=is_crowd)
+    if not isinstance(bbox, list) or len(bbox) != 4:
         raise Reject("malformed", "the bbox must be a list of x, y, width and height")
-    x, y, width, height = map(parse_number, box)
-    corners = y, x, y + height, x + width
-    return make_box(corners, names[category], is_crowd=annotation.get("iscrowd", 0))
+    x, y, width, height = map(parse_number, bbox)
+    corners, attributes = (y, x, y + height, x + width), annotation.get("attributes")
+    rotation = attributes.get("rotation") if isinstance(attributes, dict) else None
+    if degrees := parse_number(rotation or 0):
+        centre = x + width / 2, y + height / 2
+        turned = make_rotated_box(corners, degrees, centre, label, size)
+        return dataclasses.replace(turned, is_crowd=is_crowd)
+    return make_box(corners, label, is_crowd=is_crowd)
+
+
+def _enclose(outline: Any) -> Corners:
+    """The corners around a mask, or around all polygons of an object, each x1, y1, x2, y2, ..."""
+    if isinstance(outline, dict):
+        return enclose_mask(outline.get("size"), outline.get("counts"))
+    parts = outline if isinstance(outline[0], list) else [outline]
+    if not all(isinstance(part, list) and len(part) % 2 == 0 for part in parts):
+        raise Reject("malformed", "the segmentation must be polygons, x1, y1, x2, ..., or a mask")
+    points = [(*map(parse_number, part),) for part in parts]
+    return enclose([pair for part in points for pair in zip(part[::2], part[1::2], strict=True)])

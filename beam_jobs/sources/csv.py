@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from beam_jobs.sources.parsing import CORNERS, parse_box
+from beam_jobs.sources.parsing import CORNERS, decode_text, parse_box
 from beam_jobs.sources.source import ManifestReader, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
@@ -59,7 +59,7 @@ def find_delimiter(header: str) -> str:
 
 
 def _read_rows(content: bytes, name: str, source: CsvSource) -> Iterator[_Row]:
-    text = content.decode("utf-8-sig", "surrogateescape")
+    text = decode_text(content, "surrogateescape")
     delimiter = find_delimiter(text.partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header = _read_header(reader, name, source)

@@ -12,6 +12,7 @@ Beside the text of the file, memory holds only its boxes.
 
 from __future__ import annotations
 
+import math
 import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource
         return SourceEntry(image, labels[0], split=split)
     frame = parse_size(element.get("height"), element.get("width"))
     boxes = [_parse_shape(shape, frame) for shape in element if shape.tag != "tag"]
-    return SourceEntry(image, boxes=boxes, split=split, frame=frame)
+    return SourceEntry(image, boxes=boxes, split=split, frame=frame, drawn_on="upright")
 
 
 def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
@@ -128,10 +129,19 @@ def _parse_mask(values: Mapping[str, str], _: Size | None) -> Box:
     return make_box((top, left, top + height, left + width), values.get("label"))
 
 
+def _parse_ellipse(values: Mapping[str, str], _: Size | None) -> Box:
+    x, y, x_radius, y_radius = _parse_numbers(values, "cx", "cy", "rx", "ry")
+    angle = math.radians(parse_number(values.get("rotation", "0")))
+    right = math.hypot(x_radius * math.cos(angle), y_radius * math.sin(angle))
+    down = math.hypot(x_radius * math.sin(angle), y_radius * math.cos(angle))
+    return make_box((y - down, x - right, y + down, x + right), values.get("label"))
+
+
 _SHAPES: Mapping[str, Callable[[Mapping[str, str], Size | None], Box]] = {
     "box": _parse_box,
     "polygon": _parse_polygon,
     "mask": _parse_mask,
+    "ellipse": _parse_ellipse,
 }
 
 

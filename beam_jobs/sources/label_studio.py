@@ -30,7 +30,7 @@ from beam_jobs.sources.parsing import (
     parse_size,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS, Size
+from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelStudioSource
 from pipeline_ops.errors import DataError
@@ -240,7 +240,7 @@ def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
         raise Reject("contradictory", "the results give different sizes of the image")
     size = sizes.pop() if sizes else None
     boxes = [_parse_box(shape, size) for shape in shapes]
-    return SourceEntry(image, boxes=boxes, frame=size or UPRIGHT_FRACTIONS)
+    return SourceEntry(image, boxes=boxes, frame=size or FRACTIONS, drawn_on="upright")
 
 
 def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:

@@ -162,7 +162,7 @@ def _read_boxes(
             raise Reject("malformed", f"{', '.join(source.corners)} have different lengths")
         boxes: list[Any] = list(zip(*columns, strict=True))
     else:
-        boxes = _to_list(find_field(fields, source.boxes), source.boxes)
+        boxes = _to_list(find_field(fields, source.boxes.field), source.boxes.field)
         if boxes and isinstance(boxes[0], Mapping):
             return tuple(_parse_box_object(box, names) for box in boxes)
     labels = _to_list(find_field(fields, source.label), source.label) if boxes else []

@@ -79,7 +79,7 @@ class _FileReader:
         needed = {"image": source.image, "split": source.split, "group": source.group}
         if source.task == "detection":
             needed |= {f"corners.{index}": name for index, name in enumerate(source.corners or ())}
-            needed |= {} if source.corners else {"boxes": source.boxes}
+            needed |= {} if source.corners else {"boxes.field": source.boxes.field}
         needed["label"] = source.label  # which boxes of their own labels do without
         for key, name in needed.items():
             if name is None:

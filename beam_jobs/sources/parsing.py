@@ -6,11 +6,13 @@ Each takes a value as a file has it, of any type, and raises Reject if it is inv
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import posixpath
 import re
 import sys
+import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -22,8 +24,35 @@ Point = tuple[float, float]  # x, y
 Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
 
 _IMAGE_SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+    (
+        *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png"),
+        *(".pjpeg", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+        *(".avif", ".heic", ".heif", ".jp2"),  # which `decode` names when it rejects them
+    )
 )
+_FLAGS = {
+    **dict.fromkeys(
+        ("0", "0.0", "false", "no", "f", "n", "", "null", "none", "unspecified"), False
+    ),
+    **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), True),
+}
+"""The values of flags as tools write them, in lower case. Copies of labelImg write Unspecified."""
+_ENCODINGS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""Encodings by the byte order mark that a file begins with. UTF-32 begins as UTF-16 does."""
+_SUPERSETS = {
+    **dict.fromkeys(("gb2312", "gb-2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "sjis"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
+    "big5": "cp950",
+}
+"""Encodings with all characters that Windows writes under the name of a smaller one."""
+_XML_ENCODING = re.compile(r"""(<\?xml\b[^>]{0,200}?)\s+encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 _BLOCK_BYTES = 1 << 18
 _MAX_CHILD_BYTES = 32 << 20
 """The limit of one element below the root. In memory, elements take up to 30 times their text."""
@@ -57,8 +86,9 @@ def make_box(
 ) -> Box:
     """A box of ymin, xmin, ymax, xmax as a file has them."""
     ymin, xmin, ymax, xmax = map(parse_number, coordinates)
+    is_difficult = parse_flag(is_difficult, "is_difficult")
     return Box(
-        ymin, xmin, ymax, xmax, parse_text(label), parse_flag(is_difficult), parse_flag(is_crowd)
+        ymin, xmin, ymax, xmax, parse_text(label), is_difficult, parse_flag(is_crowd, "is_crowd")
     )
 
 
@@ -74,7 +104,7 @@ def parse_box(box: Any) -> Box:
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content.removeprefix(b"\xef\xbb\xbf"))
+        value = json.loads(decode_text(content))
     except (ValueError, RecursionError) as error:
         raise Reject("malformed", f"not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -94,19 +124,42 @@ def parse_number(value: Any) -> float:
     raise Reject("malformed", f"{_shorten(value)} is not a number")
 
 
+def decode_text(content: bytes, errors: str = "strict") -> str:
+    """Text in UTF-8, or in the encoding of its byte order mark. Excel's text has one of UTF-16.
+
+    Text in UTF-16 without a mark shows in the zeros of its first two characters. Raises
+    UnicodeDecodeError unless `errors` says otherwise, as for `bytes.decode`.
+    """
+    zeros = [number for number, byte in enumerate(content[:4]) if not byte]
+    usual = "utf-16-le" if zeros == [1, 3] else "utf-16-be" if zeros == [0, 2] else "utf-8"
+    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), usual)
+    return content.decode(encoding, errors)
+
+
 def parse_text(value: Any) -> str:
+    """Text without blanks around it, in Unicode's form C. A whole number may be a name, too."""
+    if type(value) is int or (type(value) is float and value.is_integer()):
+        value = str(int(value))
     if not isinstance(value, str):
         raise Reject("malformed", f"{_shorten(value)} is not text")
-    return sys.intern(value.strip())  # millions of equal labels share their memory
+    text = unicodedata.normalize("NFC", value.strip())
+    return sys.intern(text)  # millions of equal labels share their memory
 
 
-def parse_flag(value: Any) -> bool:
-    """0 or 1, as number or text. Empty text is 0."""
-    if value in (0, 1):  # True and False are, too
-        return bool(value)
-    if value in ("0", "1", ""):
-        return bool(value == "1")
-    raise Reject("malformed", f"{_shorten(value)} must be 0 or 1")
+def parse_id(value: Any) -> str | None:
+    """An identifier, which one list of a file has as a number and another one as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_whole else value).strip() or None
+
+
+def parse_flag(value: Any, name: str) -> bool:
+    """A flag as tools write it: 0 or 1, true or false, null, Unspecified. `name` is its key."""
+    text = "" if value is None else str(value).strip().lower()
+    if isinstance(value, bool | int | float | str | None) and text in _FLAGS:
+        return _FLAGS[text]
+    raise Reject("malformed", f"{name}: {_shorten(value)} must be 0 or 1, true or false")
 
 
 def parse_size(height: Any, width: Any) -> Size | None:
@@ -155,6 +208,48 @@ def enclose(points: Sequence[Point]) -> Corners:
     return min(ys), min(xs), max(ys), max(xs)
 
 
+def enclose_mask(size: Any, counts: Any) -> Corners:
+    """The smallest upright rectangle around a mask in COCO's run-length encoding.
+
+    Runs of pixels outside and inside of the mask alternate, down the columns of an image of `size`,
+    height and width. They are numbers, or text as `rleToString` of COCO's `maskApi.c` writes it.
+    """
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int for n in size):
+        raise Reject("malformed", "the size of a mask must be height and width")
+    runs = _parse_runs(counts) if isinstance(counts, str) else counts
+    height, width = size
+    if not isinstance(runs, list) or not all(type(n) is int and n >= 0 for n in runs):
+        raise Reject("malformed", "the counts of a mask must be numbers, or their text")
+    if sum(runs) != height * width:
+        detail = f"a mask of {sum(runs)} pixels, for an image of {width}x{height}"
+        raise Reject("malformed", detail)
+    corners, start = [], 0
+    for index, run in enumerate(runs):
+        if index % 2 and run:
+            (left, top), (right, bottom) = divmod(start, height), divmod(start + run - 1, height)
+            ys = (top, bottom) if left == right else (0, height - 1)
+            corners += [(left, ys[0]), (right + 1, ys[1] + 1), (left, ys[0])]
+        start += run
+    if not corners:
+        raise Reject("malformed", "a mask without pixels")
+    return enclose(corners)
+
+
+def _parse_runs(text: str) -> list[int]:
+    """Each number is groups of five bits with a bit for more. The fourth on are differences."""
+    runs, value, shift = list[int](), 0, 0
+    for character in text:
+        group = ord(character) - 48
+        if not 0 <= group < 64 or shift > 60:
+            raise Reject("malformed", f"{character!r} in the counts of a mask")
+        value, shift = value | (group & 0x1F) << shift, shift + 5
+        if not group & 0x20:
+            value -= (1 << shift) if group & 0x10 else 0
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value, shift = 0, 0
+    return runs
+
+
 def make_rotated_box(
     corners: Corners, degrees: float, pivot: Point, label: Any, size: Size | None
 ) -> Box:
@@ -178,6 +273,7 @@ def make_rotated_box(
 
 def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
     """Yields the elements directly below the root of an XML file. Few are in memory at a time."""
+    content = _to_utf8(content)
     builder = _ChildBuilder(root_tag)
     parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
     last = 0
@@ -194,6 +290,27 @@ def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Elem
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise Reject("malformed", f"not well-formed XML: {error}") from None
     yield from builder.take_children()
+
+
+def _to_utf8(content: bytes) -> bytes:
+    """The XML in UTF-8 unless the parser knows its encoding. Raises Reject if it is another one.
+
+    A byte order mark is right where the declaration is not. So is the start `<?xml` in single
+    bytes, where .NET declares UTF-16.
+    """
+    marked = any(content.startswith(mark) for mark, _ in _ENCODINGS)
+    declared = _XML_ENCODING.search(content[:300].decode("latin-1"))
+    name = declared[2].lower() if declared else "utf-8"
+    if not marked and name in ("utf-8", "us-ascii", "iso-8859-1"):
+        return content
+    is_wide = name.replace("_", "-").startswith(("utf-16", "utf-32", "unicode"))
+    encoding = "utf-8" if is_wide else _SUPERSETS.get(name, name)
+    try:
+        text = decode_text(content) if marked else content.decode(encoding)
+    except (UnicodeDecodeError, LookupError) as error:
+        detail = f"not well-formed XML in the encoding {name}: {error}. Save the file as UTF-8"
+        raise Reject("malformed", detail) from None
+    return _XML_ENCODING.sub(r"\1", text, count=1).encode("utf-8", "surrogatepass")
 
 
 class _ChildBuilder(ElementTree.TreeBuilder):

@@ -5,8 +5,9 @@ section of the config as parameters. A source knows nothing of Beam, shards or s
 runs once, in the driver of the job.
 
 No fault of a single entry ends the job. An image with an invalid box is rejected as a whole,
-because a detector would learn that the object in the box is background. Only a box without any
-extent, which is a slip of the mouse in most data sets, is rejected alone.
+because a detector would learn that the object in the box is background. Two kinds of boxes are
+rejected alone: one without any extent, which is a slip of the mouse in most data sets, and one that
+equals another one of its image, which would count as a missed object for ever.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ import itertools
 import json
 import os
 import posixpath
+import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from beam_jobs.io.raw import Raw, read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.parsing import (
+    decode_text,
     escape_surrogates,
     is_image_name,
     iterate_path_ends,
@@ -35,10 +39,10 @@ from beam_jobs.sources.parsing import (
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.boxes import FRACTIONS, UPRIGHT_FRACTIONS, check_box
-from beam_jobs.stages.stage import Box, Names, Reject, parameters
+from beam_jobs.stages.boxes import FRACTIONS, check_box
+from beam_jobs.stages.stage import Box, Frame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.config.sources import ManifestPart, ManifestSource
+from pipeline_ops.config.sources import BoxOptions, ManifestPart, ManifestSource
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
@@ -48,8 +52,12 @@ __all__ = ["Box", "Names", "Reject", "SourceEntry", "SourceFiles", "SourceFailed
 _MAX_DETAIL_CHARACTERS = 300
 MAX_ANNOTATION_BYTES = 2 << 30
 """Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:|[a-z0-9]+://")
 MAX_IMAGE_BYTES = 512 << 20
 """Maximum size of an image, which a worker holds in memory."""
+
+
+_USUAL = BoxOptions()
 
 
 class SourceFailed(TrainyardError):
@@ -68,8 +76,10 @@ class SourceEntry:
       split: train, validation or test, or another usual name of them. None leaves it to
         `preprocess.split`.
       group: the unit that the split must not divide, such as a patient.
-      frame: height and width in pixels of the image that the boxes are for. (1, 1) for boxes in
-        fractions, None for the pixels of the file as it is stored.
+      frame: height and width in pixels of the image that the boxes are for, (1, 1) for boxes in
+        fractions, or None if the size is not known.
+      drawn_on: `upright` or `stored`, for images that EXIF turns, if it is known which of the two
+        the boxes are for. `preprocess.source.boxes.drawn_on` takes precedence.
       folder: the folder below that of the raw data at which `path` starts.
     """
 
@@ -80,6 +90,7 @@ class SourceEntry:
     group: str | None = None
     frame: tuple[Any, Any] | None = None
     folder: str = "."
+    drawn_on: Literal["upright", "stored"] | None = None
 
 
 class SourceRecords(NamedTuple):
@@ -133,6 +144,7 @@ class SourceFiles:
 
     Iterating yields the paths of all files, sorted. Other files cannot be read or named. A key is a
     path as a listing has it, see RawFile. `class_names` are the allowed classes, or None for any.
+    `boxes` says how boxes are read.
     """
 
     def __init__(
@@ -141,13 +153,15 @@ class SourceFiles:
         name: str,
         class_names: Iterable[str] | None = None,
         is_reversed: bool = False,
+        boxes: BoxOptions = _USUAL,
     ):
-        self.listing = listing
+        self.listing, self._boxes = listing, boxes
         self._name, self._is_reversed = name, is_reversed
         self._class_names = None if class_names is None else frozenset(class_names)
         self.by_key = {file.key: file for file in listing.files}
         self.unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
+        self._frames: dict[Any, Frame] = {}
         self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -188,10 +202,10 @@ class SourceFiles:
     def read_text(
         self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
     ) -> str:
-        """The content of a file in UTF-8."""
+        """The content of a file of text, in UTF-8 or with a byte order mark."""
         content = self.read(path, named_by, max_bytes)
         try:
-            return content.decode("utf-8-sig")
+            return decode_text(content)
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             raise DataError(
@@ -207,7 +221,8 @@ class SourceFiles:
     ) -> Any:
         """The content of a file of JSON. `make_object` gets the pairs of each object."""
         try:
-            return json.loads(self.read(path, named_by), object_pairs_hook=make_object)
+            text = decode_text(self.read(path, named_by))
+            return json.loads(text, object_pairs_hook=make_object)
         except (ValueError, RecursionError) as error:
             cause = f"preprocess.source.{named_by} names this file."
             raise DataError(f"{path}: not JSON: {error}. {cause}") from None
@@ -235,17 +250,43 @@ class SourceFiles:
         return self.by_key.get(key)
 
     def find_image(self, path: Any, folder: str = ".") -> RawFile:
-        """The image with a path below a folder. Raises Reject."""
+        """The image with a path below a folder. Raises Reject.
+
+        The path may be of Windows, and may differ from the file's in blanks around it, in case, and
+        in Unicode's form. Of an absolute one, which is of another machine, the longest end counts.
+        """
         key = self.to_key(path, folder)
-        if (file := self.get(key)) is None:
+        if (file := self.get(key) or self._find_loosely(path, folder)) is None:
             raise Reject("missing_image", f"there is no file {key}")
         return file
 
+    def _find_loosely(self, path: str, folder: str) -> RawFile | None:
+        is_absolute = _ABSOLUTE.match(path.strip())
+        for end in iterate_path_ends(path.strip()):
+            name = posixpath.normpath(posixpath.join(folder, end))
+            found = self._files_by_loose_name.get(_loosen(name), [])
+            if len(found) > 1:
+                keys = ", ".join(file.key for file in found[:5])
+                raise Reject("ambiguous_image", f"{end} may be each of {keys}")
+            if found or not is_absolute:
+                return found[0] if found else None
+        return None
+
+    @functools.cached_property
+    def _files_by_loose_name(self) -> dict[str, list[RawFile]]:
+        found: dict[str, list[RawFile]] = defaultdict(list)
+        for file in self.listing.files:
+            found[_loosen(_to_path(file.key))].append(file)
+        return found
+
     def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
         """The image below a folder with the file name of a path, which may be without suffix."""
-        name = next(reversed([*iterate_path_ends(path)]), "")
+        name = next(reversed([*iterate_path_ends(path)]), "").strip()
         prefix = "" if folder == "." else f"{folder}/"
-        found = [file for file in self._images_by_name.get(name, ()) if file.key.startswith(prefix)]
+        names = (name, _loosen(name), _loosen(posixpath.splitext(name)[0]))
+        candidates = (self._images_by_name.get(each, ()) for each in names)
+        below = ([f for f in found if f.key.startswith(prefix)] for found in candidates)
+        found = next(filter(None, below), [])
         if len(found) > 1:
             keys = ", ".join(file.key for file in found[:5])
             raise Reject("ambiguous_image", f"{len(found)} images have the name {name}: {keys}")
@@ -255,19 +296,20 @@ class SourceFiles:
 
     @functools.cached_property
     def _images_by_name(self) -> dict[str, list[RawFile]]:
-        """The images by their file names, and by these without their suffixes."""
+        """The images by their file names with and without suffix, as they are and loosened."""
         found: dict[str, list[RawFile]] = defaultdict(list)
         for file in self.listing.files:
             if is_image_name(file.key):
                 name = posixpath.basename(_to_path(file.key))
-                found[name].append(file)
-                found[posixpath.splitext(name)[0]].append(file)
+                names = {name, posixpath.splitext(name)[0]}
+                for each in names | set(map(_loosen, names)):
+                    found[each].append(file)
         return found
 
     def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
         """The image with the longest end of a path on another machine. Raises Reject."""
         for end in iterate_path_ends(path):
-            if file := self.get(self.to_key(end, folder)):
+            if file := self.get(self.to_key(end, folder)) or self._find_loosely(end, folder):
                 return file
         detail = f"neither {path} nor an end of this path is the path of a file below {folder}"
         raise Reject("missing_image", detail)
@@ -305,7 +347,7 @@ class SourceFiles:
                 detail = f"{first} names it as well, and is valid"
                 self._reject(key, "duplicate", detail, record.labels)
             else:
-                kept.append(self._drop_empty_boxes(record))
+                kept.append(self._drop_single_boxes(record))
         kept.sort(key=attrgetter("key"))
         rejected = sorted(self._rejected, key=attrgetter("key"))
         return SourceRecords(kept, rejected, self._rejected_labels)
@@ -331,14 +373,23 @@ class SourceFiles:
             raise Reject("no_label", "the entry has neither a label nor boxes")
         if entry.label is not None and boxes is not None:
             raise Reject("malformed", "the entry has a label and boxes, and must have one of them")
-        frame = _parse_frame(entry.frame)
+        size = _parse_size(entry.frame)
         group = None if entry.group in (None, "") else parse_text(_to_plain(entry.group))
         group = group and escape_surrogates(group)
         image = entry.path
         if not isinstance(image, Raw):
             image = self.find_image(image, entry.folder)
         split = parse_split(entry.split)
-        return Record(image, label, boxes, split, group, None if boxes is None else frame)
+        frame = None if boxes is None else self._make_frame(size, entry.drawn_on)
+        return Record(image, label, boxes, split, group, frame)
+
+    def _make_frame(self, size: tuple[float, float] | None, drawn_on: Any) -> Frame:
+        """The frame of an image. Images of equal size share it."""
+        if frame := self._frames.get((size, drawn_on)):
+            return frame
+        options = self._boxes
+        frame = Frame(size, options.drawn_on or drawn_on, options.outside, options.max_outside)
+        return self._frames.setdefault((size, drawn_on), frame)
 
     def _check_record(self, record: Record) -> None:
         if (size := record.file.num_bytes) > MAX_IMAGE_BYTES:
@@ -348,7 +399,7 @@ class SourceFiles:
             if fault := self._find_label_fault(label):
                 raise fault
         for box in record.boxes or ():
-            check_box(box, record.frame)
+            check_box(box, record.frame or Frame())
 
     def _find_label_fault(self, label: str) -> Reject | None:
         if not label or escape_surrogates(label) != label:
@@ -377,13 +428,24 @@ class SourceFiles:
                 name = f"{scope}#{key}"
                 yield name, [entry.rename(name) for entry in entries if entry.scope == scope]
 
-    def _drop_empty_boxes(self, record: Record) -> Record:
-        boxes = record.boxes or ()
+    def _drop_single_boxes(self, record: Record) -> Record:
+        """Rejects each box without extent, and in one line those that occur more than once."""
+        if not (boxes := record.boxes):
+            return record
         for index, box in enumerate(boxes):
             if box.is_empty:
                 self._reject(f"{record.key}#box-{index}", "box_empty", str(box))
-        kept = tuple(box for box in boxes if not box.is_empty)
+        kept = tuple(dict.fromkeys(box for box in boxes if not box.is_empty))
+        if more := sum(not box.is_empty for box in boxes) - len(kept):
+            twice = Counter(boxes).most_common(1)[0][0]
+            detail = f"{more} of {len(boxes)} boxes equal another one, such as {twice}"
+            self._reject(f"{record.key}#boxes", "box_duplicate", detail)
         return record if len(kept) == len(boxes) else dataclasses.replace(record, boxes=kept)
+
+
+def _loosen(name: str) -> str:
+    """A name or a path without differences that other systems do not make."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _to_path(key: str) -> str:
@@ -404,9 +466,9 @@ def _parse_box(box: Any) -> Box:
     return make_box(corners, _to_plain(box.label), *flags)
 
 
-def _parse_frame(frame: Any) -> tuple[float, float] | None:
-    if frame is None or frame is UPRIGHT_FRACTIONS:  # in a file, a size of 0 is a missing one
-        return frame
+def _parse_size(frame: Any) -> tuple[float, float] | None:
+    if frame is None:
+        return None
     try:
         height, width = frame
     except (TypeError, ValueError):

@@ -195,9 +195,8 @@ def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> S
     edges = iter(example.read_numbers(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
     corners = zip(edges, edges, edges, edges, strict=True)
     flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
-    return SourceEntry(
-        image, boxes=example.read_boxes(corners, names, *flags), split=split, frame=FRACTIONS
-    )
+    boxes = example.read_boxes(corners, names, *flags)
+    return SourceEntry(image, boxes=boxes, split=split, frame=FRACTIONS, drawn_on="stored")
 
 
 def _find_class_name(label: int, schema: _Schema) -> str:

@@ -16,6 +16,7 @@ from google.protobuf import text_format
 
 from beam_jobs.io.example import define_message
 from beam_jobs.sources.packed import PackedExample, find_containers, read_examples
+from beam_jobs.sources.parsing import decode_text
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
@@ -77,7 +78,7 @@ def _make_entry(
     labels = _read_labels(example, _BOX_TEXT, shards.BOX_LABEL, count, names)
     corners = zip(*edges, strict=True)
     boxes = example.read_boxes(corners, labels, shards.BOX_IS_DIFFICULT, shards.BOX_IS_CROWD)
-    return SourceEntry(image, boxes=boxes, split=split, frame=frame)
+    return SourceEntry(image, boxes=boxes, split=split, frame=frame, drawn_on="stored")
 
 
 def _read_key(features: Mapping[str, list[Any]]) -> str | None:
@@ -126,7 +127,7 @@ def parse_label_map(content: bytes, name: str) -> LabelMap:
     """Reads a label map in protobuf's text format. Other fields, such as keypoints, are ignored."""
     message = _LabelMap()
     try:
-        text_format.Parse(content.decode("utf-8-sig"), message, allow_unknown_field=True)
+        text_format.Parse(decode_text(content), message, allow_unknown_field=True)
         items = [(item, item.display_name or item.name) for item in message.item]
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None

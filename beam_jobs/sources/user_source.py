@@ -16,7 +16,7 @@ from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, Sou
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import locate_in_file, suggest_name
-from pipeline_ops.config.sources import Source, UserSource
+from pipeline_ops.config.sources import BoxOptions, Source, UserSource
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.user_code.modules import import_module, locate_error
@@ -31,6 +31,7 @@ class BoundSource(NamedTuple):
     class_names: Sequence[str] | None
     function: Callable[[SourceFiles, Any], Iterable[SourceEntry]]
     parameters: Any
+    boxes: BoxOptions
 
 
 def check_source(source: Source, config_file: Path) -> None:
@@ -60,13 +61,13 @@ def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
         problems = find_parameter_problems(parameters, source.parameters, _LOCATION)
         raise_problems(list(problems), config_file)
         values = parameters(**source.parameters)
-        yield BoundSource(source.type, source.class_names, function, values)
+        yield BoundSource(source.type, source.class_names, function, values, source.boxes)
 
 
 def collect_entries(
     bound: BoundSource, listing: Listing, is_reversed: bool = False
 ) -> SourceRecords:
-    files = SourceFiles(listing, bound.name, bound.class_names, is_reversed)
+    files = SourceFiles(listing, bound.name, bound.class_names, is_reversed, bound.boxes)
     found = files.collect(_iterate_entries(bound, files))
     if not found.records:
         first = next((f" ({r.key}: {r.reason}: {r.detail})" for r in found.rejected), "")

@@ -10,18 +10,27 @@ subtracting that 1, as TensorFlow's converters do and as most tools that write V
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import posixpath
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.parsing import (
     CORNERS,
+    Point,
+    enclose,
     find_split_names,
     is_image_name,
     iterate_children,
     make_box,
+    make_rotated_box,
+    parse_flag,
+    parse_number,
     parse_size,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
@@ -106,7 +115,8 @@ def _read_lists(
     for split, path in present.items():
         for line in files.read(path).splitlines():
             if line.strip():
-                found[to_raw_key(line.strip())].append(split)
+                name = to_raw_key(line.strip())
+                found[posixpath.splitext(name)[0] if is_image_name(name) else name].append(split)
     return dict(found) if present else None
 
 
@@ -134,14 +144,53 @@ def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
             frame = parse_size(element.findtext("height"), element.findtext("width"))
         elif element.tag == "object":
             objects.append(element)
-    return list(map(_parse_box, objects)), frame
+    return [box for each in objects for box in _parse_object(each, frame)], frame
 
 
-def _parse_box(element: ElementTree.Element) -> Box:
-    """The box of an object. The boxes of its parts, which lie inside of it, are ignored."""
-    label = element.findtext("name")
-    corners = [element.findtext(f"bndbox/{corner}") for corner in CORNERS]
-    if label is None or None in corners:
+def _parse_object(element: ElementTree.Element, frame: Size | None) -> list[Box]:
+    """The boxes of an object, of which some tools write several: all boxes of a class.
+
+    The boxes of its parts, which lie inside of it, are ignored. An object without a box has that
+    around its polygon, or around its rotated box: roLabelImg's center, width, height, and radians.
+    """
+    label, difficult = element.findtext("name"), element.findtext("difficult")
+    is_difficult = parse_flag(difficult, "difficult")
+    found = []
+    for each in element.findall("bndbox"):
+        corners = _read_numbers(each, CORNERS)
+        if degrees := parse_number(_find_attribute(element, "rotation") or "0"):  # CVAT writes it
+            centre = (corners[1] + corners[3]) / 2, (corners[0] + corners[2]) / 2
+            found.append(make_rotated_box(corners, degrees, centre, label, frame))
+        else:
+            found.append(make_box(corners, label))
+    for each in () if found else element.findall("robndbox"):
+        x, y, width, height, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
+        corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
+        found.append(make_rotated_box(corners, math.degrees(angle), (x, y), label, frame))
+    for each in () if found else element.findall("polygon"):
+        found.append(make_box(enclose(_read_points(each)), label))
+    if label is None or not found:
         detail = "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax"
         raise Reject("malformed", detail)
-    return make_box(corners, label, (element.findtext("difficult") or "").strip())
+    return [dataclasses.replace(box, is_difficult=is_difficult) for box in found]
+
+
+def _read_numbers(element: ElementTree.Element, names: Iterable[str]) -> Any:
+    """The numbers in the elements of these names. Raises Reject if one is missing or is none."""
+    texts = {name: element.findtext(name) for name in names}
+    if missing := [name for name in texts if texts[name] is None]:
+        raise Reject("malformed", f"a <{element.tag}> without <{'>, <'.join(missing)}>")
+    return tuple(parse_number((text or "").strip()) for text in texts.values())
+
+
+def _find_attribute(element: ElementTree.Element, name: str) -> str | None:
+    attributes = element.findall("attributes/attribute")
+    return next((a.findtext("value") for a in attributes if a.findtext("name") == name), None)
+
+
+def _read_points(polygon: ElementTree.Element) -> list[Point]:
+    """The points of `<x1>`, `<y1>`, `<x2>`, ..., or of elements `<pt>` with `<x>` and `<y>`."""
+    if pairs := [each for each in polygon if each.find("x") is not None]:
+        return [_read_numbers(each, ("x", "y")) for each in pairs]
+    numbers = sorted(int(each.tag[1:]) for each in polygon if re.fullmatch("x[0-9]{1,5}", each.tag))
+    return [_read_numbers(polygon, (f"x{number}", f"y{number}")) for number in numbers]

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, open_raw, translate_read_errors
 from beam_jobs.sources.packed import find_containers, make_entry
-from beam_jobs.sources.parsing import is_image_name, parse_json_object
+from beam_jobs.sources.parsing import decode_text, is_image_name, parse_json_object
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import WebdatasetSource
@@ -151,7 +151,7 @@ class _Sample:
         if source.annotation_suffix == "json":
             return parse_json_object(content)
         try:
-            label = content.decode("utf-8-sig").strip()
+            label = decode_text(content).strip()
         except UnicodeDecodeError:
             raise Reject("malformed", f"{member.name} is not UTF-8: {content[:40]!r}") from None
         is_number = source.annotation_suffix == "cls" and re.fullmatch("-?[0-9]{1,18}", label)

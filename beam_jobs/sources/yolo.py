@@ -19,9 +19,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, parse_number
+from beam_jobs.sources.parsing import (
+    decode_text,
+    enclose,
+    iterate_path_ends,
+    make_box,
+    parse_number,
+)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
 from pipeline_ops.config.sources import YoloSource
@@ -100,7 +106,9 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
                 label_file = files.get(key)
                 boxes = _parse_labels(reader.read(label_file), names) if label_file else ()
                 for file, split, entry.place in images:
-                    yield SourceEntry(file, boxes=boxes, split=split, frame=UPRIGHT_FRACTIONS)
+                    yield SourceEntry(
+                        file, boxes=boxes, split=split, frame=FRACTIONS, drawn_on="upright"
+                    )
     _reject_unused_labels(places, files, by_label)
 
 
@@ -272,7 +280,7 @@ def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
             "too_large", f"a label file of {len(content)} bytes, allowed are {_MAX_LABEL_BYTES}"
         )
     try:
-        lines = content.decode("utf-8-sig").splitlines()
+        lines = decode_text(content).splitlines()
     except UnicodeDecodeError:
         raise Reject("malformed", "the label file is not UTF-8") from None
     boxes = []

@@ -3,11 +3,10 @@
 Shared by the stages that move pixels, `decode` and the sources. Not a stage. All lengths are
 pixels. `None` stands for the boxes of an example for classification and stays None.
 
-Annotations belong to the image as it is stored: the tools that draw boxes, and TensorFlow's
-decoders, ignore EXIF's orientation. There is one exception. If an annotation gives the size of the
-image, and it is that of the upright and not of the stored image, the boxes were drawn on the
-upright image. If the two sizes are equal, the boxes count as drawn on the stored image. A source
-whose tool turns images says so with UPRIGHT_FRACTIONS.
+An image that EXIF turns has two sizes, and tools differ in which of the two pictures they show. If
+the annotation gives the size of one of them alone, this one was drawn on. Otherwise the frame says
+what is known: browsers and Ultralytics YOLO show the upright picture, and TensorFlow's decoders
+give the stored one. If nothing is known, the image is rejected: each reading would be a guess.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Literal
 
-from beam_jobs.stages.stage import Box, Example, Reject
+from beam_jobs.stages.stage import Box, Example, Frame, Reject
 
 FRACTIONS = (1.0, 1.0)
-"""The frame of boxes whose coordinates are fractions of the image as it is stored."""
-UPRIGHT_FRACTIONS = (0.0, 0.0)
-"""The frame of boxes in fractions of the upright image. Browsers and Ultralytics YOLO turn an image
-as EXIF says before anything is drawn on it."""
+"""The size in the frame of boxes whose coordinates are fractions of the image."""
 
 _TOLERANCE_PIXELS = 1.0
-"""Maximum distance by which a box may leave the image, and is clipped. Tools round, and Pascal VOC
+"""Maximum distance by which a box may leave any image, and is clipped. Tools round, and Pascal VOC
 counts pixels from 1."""
 
 Size = tuple[float, float]  # height, width
@@ -71,60 +68,97 @@ def cut_out(
     return example.with_image(image, clip_to_image(moved, height, width, min_visible))
 
 
-def check_box(box: Box, frame: Size | None) -> None:
+def check_box(box: Box, frame: Frame) -> None:
     """Checks a box without its image. Raises Reject: box_not_finite, box_inverted, box_outside."""
     if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
         raise Reject("box_not_finite", str(box))
     if box.xmin > box.xmax or box.ymin > box.ymax:
         raise Reject("box_inverted", str(box))
-    if frame and frame not in (FRACTIONS, UPRIGHT_FRACTIONS):
-        _check_inside(box, frame)
+    if frame.size and frame.size != FRACTIONS and frame.outside != "drop":
+        _check_inside(box, frame.size, frame)
 
 
 def convert_boxes(
-    boxes: Iterable[Box], frame: Size | None, stored: tuple[int, int], orientation: int
+    boxes: Iterable[Box], frame: Frame, stored: tuple[int, int], orientation: int
 ) -> tuple[Box, ...]:
     """The boxes of a source in pixels of the upright image, clipped to it.
 
-    `frame` is the size that they are given for, FRACTIONS, UPRIGHT_FRACTIONS, or None for the
-    stored image. `stored` is the size of the image before it is turned. `orientation` is EXIF's, 1
-    to 8. Any other value means upright, as for decoders. Raises Reject: size_mismatch, box_outside.
+    `stored` is the size of the image before it is turned. `orientation` is EXIF's, 1 to 8. Any
+    other value means upright, as for decoders. Raises Reject: size_mismatch, box_outside,
+    unclear_orientation.
     """
     upright = stored[::-1] if orientation in (5, 6, 7, 8) else stored
-    if frame == FRACTIONS:
-        boxes = [box.transform(*stored) for box in boxes]
-    elif frame == UPRIGHT_FRACTIONS:
-        boxes = [box.transform(*upright) for box in boxes]
-    elif frame is not None and frame not in (stored, upright):
-        raise Reject(
-            "size_mismatch",
-            f"annotated as {frame[1]:g}x{frame[0]:g}, "
-            f"but the image has {stored[1]}x{stored[0]} pixels",
-        )
     found: Boxes = tuple(boxes)
-    if frame in (None, FRACTIONS, stored):
+    drawn_on = _find_drawn_on(frame, stored, upright, orientation) if found else "stored"
+    if frame.size == FRACTIONS:
+        found = transform_boxes(found, *(upright if drawn_on == "upright" else stored))
+    if drawn_on == "stored":
         if orientation in (5, 6, 7, 8):
             found = transpose_boxes(found)
         if orientation in (2, 3, 6, 7):
             found = transform_boxes(found, x_factor=-1, right=upright[1])
         if orientation in (3, 4, 7, 8):
             found = transform_boxes(found, y_factor=-1, down=upright[0])
-    return tuple(_clip(box, upright) for box in found or ())
+    clipped = (_clip(box, upright, frame) for box in found or ())
+    return tuple(box for box in clipped if box is not None)
 
 
-def _clip(box: Box, size: Size) -> Box:
-    _check_inside(box, size)
-    if (clipped := box.clip(*size)) is None:
-        height, width = size
-        raise Reject("box_outside", f"{box} leaves nothing inside {width:g}x{height:g} pixels")
+def is_unclear(frame: Frame, stored: tuple[int, int], orientation: int) -> bool:
+    """Returns whether boxes may be for the upright or for the stored image, and nothing tells."""
+    turns = orientation in range(2, 9)
+    is_sideways = orientation in (5, 6, 7, 8) and stored[0] != stored[1]
+    has_size = frame.size not in (None, FRACTIONS)
+    return turns and frame.drawn_on is None and not (has_size and is_sideways)
+
+
+def _find_drawn_on(
+    frame: Frame, stored: tuple[int, int], upright: tuple[int, int], orientation: int
+) -> Literal["upright", "stored"]:
+    size = None if frame.size == FRACTIONS else frame.size
+    if size is not None and size not in (stored, upright):
+        raise Reject(
+            "size_mismatch",
+            f"annotated as {size[1]:g}x{size[0]:g}, "
+            f"but the image has {stored[1]}x{stored[0]} pixels",
+        )
+    if is_unclear(frame, stored, orientation):
+        raise Reject(
+            "unclear_orientation",
+            f"EXIF turns the image (orientation {orientation}), and nothing tells whether its "
+            "boxes were drawn on the turned picture. If so, set preprocess.source.boxes.drawn_on: "
+            "upright, otherwise stored",
+        )
+    if size is not None and stored != upright:
+        return "upright" if size == upright else "stored"
+    return frame.drawn_on or "stored"
+
+
+def _clip(box: Box, size: Size, frame: Frame) -> Box | None:
+    """The part of a box in its image. None if the frame says to drop a box that leaves it."""
+    height, width = size
+    try:
+        _check_inside(box, size, frame)
+        if (clipped := box.clip(*size)) is None:
+            detail = f"{box} leaves nothing inside {width:g}x{height:g} pixels"
+            raise Reject("box_outside", detail)
+    except Reject:
+        if frame.outside == "drop":
+            return None
+        raise
     return clipped
 
 
-def _check_inside(box: Box, size: Size) -> None:
+def _check_inside(box: Box, size: Size, frame: Frame) -> None:
     height, width = size
+    share = frame.max_outside if frame.outside == "clip" else 0.0
+    down, right = (max(_TOLERANCE_PIXELS, share * side) for side in size)
     if (
-        min(box.ymin, box.xmin) < -_TOLERANCE_PIXELS
-        or box.ymax > height + _TOLERANCE_PIXELS
-        or box.xmax > width + _TOLERANCE_PIXELS
+        min(box.ymin + down, box.xmin + right) < 0
+        or box.ymax > height + down
+        or box.xmax > width + right
     ):
-        raise Reject("box_outside", f"{box} in an image of {width:g}x{height:g} pixels")
+        limit = f"at most {share:.0%} of a side may be outside" if share else "it must be inside"
+        raise Reject(
+            "box_outside",
+            f"{box} in an image of {width:g}x{height:g} pixels; {limit} (preprocess.source.boxes)",
+        )

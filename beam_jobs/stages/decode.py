@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from beam_jobs.stages.boxes import convert_boxes
-from beam_jobs.stages.stage import Color, Example, LazyImage, Reject, parameters
+from beam_jobs.stages.stage import Color, Example, Frame, LazyImage, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ def decode(example: Example, parameters: Decode) -> Example:
     """Returns the boxes in pixels of the upright image, whatever frame the source gave them in.
 
     Raises Reject: empty, not_image, too_large, too_costly, truncated, corrupt, size_mismatch,
-    box_outside.
+    box_outside, unclear_orientation.
     """
     data = example.encoded
     if not data:
@@ -79,7 +79,7 @@ def decode(example: Example, parameters: Decode) -> Example:
     header = _read_header(data)
     height, width = header.height, header.width
     if height * width > parameters.max_megapixels * 1e6:
-        limit = f"at most {parameters.max_megapixels:g} megapixels"
+        limit = f"at most {parameters.max_megapixels:g} megapixels (decode: max_megapixels)"
         raise Reject("too_large", f"{width}x{height} pixels, {limit}")
     if not height * width:
         raise Reject("corrupt", f"{width}x{height} pixels")
@@ -94,7 +94,8 @@ def decode(example: Example, parameters: Decode) -> Example:
         pixels, is_kept = _decode(data, header, parameters)
     boxes = example.boxes
     if boxes is not None:
-        boxes = convert_boxes(boxes, example.frame, *header.read_orientation(data))
+        orientation = header.read_orientation(data)
+        boxes = convert_boxes(boxes, example.frame or Frame(), *orientation)
     return example.replace(pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import pydantic
 import pydantic.dataclasses
@@ -91,6 +91,23 @@ class Box:
         return dataclasses.replace(self, ymin=ymin, xmin=xmin, ymax=ymax, xmax=xmax)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What the boxes of a source refer to, and what becomes of boxes that leave their image.
+
+    Attributes:
+      size: height and width in pixels of the image that the boxes are for, (1, 1) for boxes in
+        fractions, and None if it is not known.
+      drawn_on: the picture that the tool shows of an image that EXIF turns, if that is known.
+      outside, max_outside: see `BoxOptions`.
+    """
+
+    size: tuple[float, float] | None = None
+    drawn_on: Literal["upright", "stored"] | None = None
+    outside: Literal["clip", "reject", "drop"] = "clip"
+    max_outside: float = 0.1
+
+
 class LazyImage:
     """Pixels that are decoded on the first access. If that raises Reject, it is one of `decode`."""
 
@@ -132,8 +149,7 @@ class Example:
 
     An example for classification has a `label` and no boxes. An example for detection has `boxes`,
     which may be empty, and the empty label. Until `decode` has run, the boxes have the form that
-    their source gives them, for an image of the height and width in `frame`: (1, 1) for fractions,
-    None for the pixels of the file. See `boxes.py`.
+    their source gives them, as `frame` describes it. See `boxes.py`.
 
     `split` is the split of the example: train, validation or test.
     """
@@ -144,7 +160,7 @@ class Example:
     pixels: np.ndarray | LazyImage = _NOT_DECODED
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
-    frame: tuple[float, float] | None = None
+    frame: Frame | None = None
     split: str = "train"
 
     @property

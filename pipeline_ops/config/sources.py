@@ -137,12 +137,30 @@ def _find_fields(path: str) -> set[str]:
     return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
 
 
+class BoxOptions(Section):
+    """The reading of boxes that tools write differently. Equal boxes of one image count once."""
+
+    outside: Literal["clip", "reject", "drop"] = "clip"
+    """The treatment of a box that leaves its image by more than a pixel. `clip` cuts it off, or
+    rejects the image if the box leaves it by more than `max_outside`. `reject` rejects the image.
+    `drop` drops the box, so that its object becomes background."""
+    max_outside: float = Field(0.1, ge=0, le=1)
+    """For `clip`, the largest part of the image's height or width by which a box may leave it. The
+    default is that of the TensorFlow Object Detection API."""
+    drawn_on: Literal["upright", "stored"] | None = None
+    """The picture that boxes refer to if EXIF turns an image and the annotated size does not tell:
+    `upright` as browsers show it, or `stored`. Null is what is known of the format: upright for
+    `yolo`, `cvat` and `label_studio`, stored for `tfds` and `tfrecord`. For other sources, such
+    images are rejected then."""
+
+
 class AnnotatedSource(Source):
     """A source that names the classes in its annotations."""
 
     class_names: list[str] | None = Field(None, min_length=1)
     """The classes, in the order of their indices. Records with another class are left out. Null is
     all classes that occur, sorted."""
+    boxes: BoxOptions = advanced_field(BoxOptions())
 
     @field_validator("class_names")
     @classmethod
@@ -194,6 +212,19 @@ class TfrecordSource(PackedSource):
         return (*(part.files for part in self.parts), *label_map, "manifest.json")
 
 
+class FieldBoxOptions(BoxOptions):
+    """The name of a field alone is short for `{field: ...}`."""
+
+    field: str = "boxes"
+    """The field with the boxes of an image, each with four numbers in `box_format`, or an object
+    with xmin, ymin, xmax, ymax and label."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_form(cls, value: Any) -> Any:
+        return {"field": value} if isinstance(value, str) else value
+
+
 class FieldsSource(PackedSource):
     """Annotations in named fields: the columns of Parquet files, or the keys of a sample's JSON.
 
@@ -203,9 +234,7 @@ class FieldsSource(PackedSource):
     label: str = "label"
     """The field with the class of an image, or with the classes of its boxes. A number is an index
     into `class_names`. Without `class_names`, or if they are numbers, it is the name itself."""
-    boxes: str = "boxes"
-    """The field with the boxes of an image, each with four numbers in `box_format`, or an object
-    with xmin, ymin, xmax, ymax and label."""
+    boxes: FieldBoxOptions = advanced_field(FieldBoxOptions())
     corners: list[str] | None = advanced_field(None, min_length=4, max_length=4)
     """Four fields in the order of `box_format`, each with one number per box, instead of
     `boxes`."""

@@ -36,7 +36,10 @@ def test_a_row_is_an_image_with_its_class(read):
         "",
     )
     assert rejected == {}
-    assert [(key, r.label, r.split, r.group, r.boxes, r.frame) for key, r in records.items()] == [
+    assert [
+        (key, r.label, r.split, r.group, r.boxes, r.frame and r.frame.size)
+        for key, r in records.items()
+    ] == [
         ("images/1.jpg", "cat", "train", "a", None, None),
         ("images/2.jpg", "dog", "validation", None, None, None),
         ("images/3.jpg", "cat", None, "b", None, None),
@@ -57,7 +60,7 @@ def test_rows_of_one_image_are_its_boxes(read):
         Box(2, 1, 20, 30, "cat", is_crowd=True),
         Box(4, 3, 6, 5.5, "dog"),
     )
-    assert [records[f"images/{n}.jpg"].frame for n in (1, 2, 3)] == [(30, 40), None, (30, 40)]
+    assert [records[f"images/{n}.jpg"].frame.size for n in (1, 2, 3)] == [(30, 40), None, (30, 40)]
     assert records["images/3.jpg"].boxes == ()
 
 
@@ -65,7 +68,7 @@ def test_boxes_may_be_fractions(read):
     assert (
         read(BOXES, "1.jpg,0.1,0.2,0.3,0.4,cat", task="detection", units="fractions")[0][
             "images/1.jpg"
-        ].frame
+        ].frame.size
         == FRACTIONS
     )
 
@@ -196,7 +199,7 @@ def test_columns_may_have_other_names_and_separators(read):
     )
     assert rejected == {}
     assert records["images/1.jpg"].boxes == (Box(2, 1, 20, 30, "cat"),)
-    assert records["images/1.jpg"].frame == (30, 40)
+    assert records["images/1.jpg"].frame.size == (30, 40)
 
 
 def test_a_column_that_the_config_names_and_the_file_lacks_is_told(read):

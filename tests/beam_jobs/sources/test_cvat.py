@@ -101,7 +101,7 @@ def test_shapes_become_boxes(read):
         Box(5, 10, 25, 20.25, "dog"),
         Box(4, 3, 10, 13, "cat"),
     )
-    assert records["images/1.jpg"].frame == (30, 40)
+    assert records["images/1.jpg"].frame.size == (30, 40)
     assert records["images/2.jpg"].boxes == ()
 
 

@@ -47,7 +47,7 @@ def test_a_line_is_an_image_with_its_boxes(read):
         Box(2, 1, 20, 30, "cat"),
         Box(2, 1, 20, 30, "dog", is_crowd=True),
     )
-    assert [(r.split, r.group, r.frame) for r in records.values()] == [
+    assert [(r.split, r.group, r.frame.size) for r in records.values()] == [
         ("test", None, (30, 40)),
         (None, "farm", None),
     ]
@@ -66,7 +66,9 @@ def test_a_line_is_an_image_with_its_class(read):
 
 
 def test_boxes_may_be_fractions(read):
-    assert read({"path": "1.jpg", "boxes": []}, units="fractions")[0]["1.jpg"].frame == FRACTIONS
+    assert (
+        read({"path": "1.jpg", "boxes": []}, units="fractions")[0]["1.jpg"].frame.size == FRACTIONS
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,12 @@ def test_boxes_may_be_fractions(read):
             "malformed",
             "is not a number",
         ),
-        ({"path": "1.jpg", "boxes": [BOX | {"label": 7}]}, "1.jpg", "malformed", "7 is not text"),
+        (
+            {"path": "1.jpg", "boxes": [BOX | {"label": True}]},
+            "1.jpg",
+            "malformed",
+            "True is not text",
+        ),
         (
             {"path": "1.jpg", "boxes": [BOX | {"label": "\ud800"}]},
             "1.jpg",
@@ -139,7 +146,7 @@ def test_boxes_may_be_fractions(read):
             "unknown_split",
             "splits are train",
         ),
-        ({"path": "1.jpg", "boxes": [], "group": 3}, "1.jpg", "malformed", "3 is not text"),
+        ({"path": "1.jpg", "boxes": [], "group": [3]}, "1.jpg", "malformed", "[3] is not text"),
         (
             {"path": "2.jpg", "boxes": []},
             "2.jpg",

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
-from beam_jobs.stages.stage import Box
+from beam_jobs.stages.boxes import FRACTIONS
+from beam_jobs.stages.stage import Box, Frame
 from pipeline_ops.errors import DataError
 
 
@@ -103,14 +103,14 @@ def test_percentages_become_pixels(read):
     records, rejected = read(a_task(an_annotation(a_rectangle(), a_rectangle("dog", 0, 0, 100))))
     assert rejected == {}
     assert records["1.jpg"].boxes == (Box(20, 20, 60, 80, "cat"), Box(0, 0, 40, 200, "dog"))
-    assert (records["1.jpg"].frame, records["1.jpg"].split) == ((100, 200), None)
+    assert (records["1.jpg"].frame.size, records["1.jpg"].split) == ((100, 200), None)
 
 
 def test_without_the_size_of_the_image_percentages_are_fractions_of_the_upright_image(read):
     shape = a_rectangle()
     del shape["original_width"], shape["original_height"]
     record = read(a_task(an_annotation(shape)))[0]["1.jpg"]
-    assert record.frame == UPRIGHT_FRACTIONS
+    assert record.frame == Frame(FRACTIONS, "upright")
     assert record.boxes == (Box(0.2, 0.1, 0.6, 0.4, "cat"),)
 
 
@@ -235,7 +235,7 @@ def test_json_min_has_the_results_next_to_the_data(read):
     records, rejected = read(JSON_MIN)
     assert rejected == {}
     assert records["1.jpg"].boxes == (Box(20, 20, 60, 80, "cat"),)
-    assert records["1.jpg"].frame == (100, 200)
+    assert records["1.jpg"].frame.size == (100, 200)
     assert read(JSON_MIN, task="classification")[0]["1.jpg"].label == "indoors"
     assert read(JSON_MIN, task="classification", control="rating")[1]["1.jpg"][0] == "no_label"
     assert read(JSON_MIN | {"choice": [{"choices": ["a", "b"]}]}, task="classification")[1] == {
@@ -345,7 +345,7 @@ def with_result(**more) -> dict:
         (with_value(rectanglelabels=[]), "1.jpg", "malformed", "needs one label, and this one has"),
         (with_value(rectanglelabels=["a", "b"]), "1.jpg", "malformed", "['a', 'b']"),
         (with_value(rectanglelabels="cat"), "1.jpg", "malformed", "needs one label"),
-        (with_value(rectanglelabels=[7]), "1.jpg", "malformed", "7 is not text"),
+        (with_value(rectanglelabels=[7.5]), "1.jpg", "malformed", "7.5 is not text"),
         (with_value(rectanglelabels=[" "]), "1.jpg", "no_label", "not the name of a class"),
         (with_value(x="ten"), "1.jpg", "malformed", "'ten' is not a number"),
         (with_value(x=None), "1.jpg", "malformed", "None is not a number"),
@@ -353,7 +353,7 @@ def with_result(**more) -> dict:
         (with_value(x=10**400), "1.jpg", "malformed", "is not a number"),
         (with_value(width=-1), "1.jpg", "box_inverted", "x 20 to 18"),
         (with_value(width=0), "1.jpg#box-0", "box_empty", "x 20 to 20"),
-        (with_value(x=80), "1.jpg", "box_outside", "x 160 to 220"),
+        (with_value(x=81), "1.jpg", "box_outside", "x 162 to 222"),
         (with_value(rotation="left"), "1.jpg", "malformed", "'left' is not a number"),
         (with_value(rotation=float("inf")), "1.jpg", "box_not_finite", "inf degrees"),
         (with_result(original_width=None, rotation=9), "1.jpg", "malformed",

@@ -171,11 +171,11 @@ def test_boxes_are_pixels_where_the_size_is_there_and_fractions_elsewhere(read):
     records, _ = read(
         detection(), detection(image__filename=b"2.jpg", image__height=30, image__width=40)
     )
-    assert (records["1.jpg"].boxes, records["1.jpg"].frame) == (
+    assert (records["1.jpg"].boxes, records["1.jpg"].frame.size) == (
         (Box(0, 0.25, 0.5, 0.75, "cat"),),
         FRACTIONS,
     )
-    assert (records["2.jpg"].boxes, records["2.jpg"].frame) == (
+    assert (records["2.jpg"].boxes, records["2.jpg"].frame.size) == (
         (Box(0, 10, 15, 30, "cat"),),
         (30, 40),
     )

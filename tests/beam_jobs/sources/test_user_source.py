@@ -331,9 +331,9 @@ def test_entries_are_records_of_plain_values(bench):
     record: Record = records["a.png"]
     [box] = record.boxes
     assert (box.ymin, box.xmin, box.ymax, box.xmax, box.label) == (1.0, 2.0, 3.0, 4.5, "cat")
-    values = (box.ymin, box.xmin, box.is_crowd, *record.frame)
+    values = (box.ymin, box.xmin, box.is_crowd, *record.frame.size)
     assert [type(value) for value in values] == [float, float, bool, float, float]
-    assert (record.split, record.group, record.frame) == ("validation", "p 1", (9.0, 8.0))
+    assert (record.split, record.group, record.frame.size) == ("validation", "p 1", (9.0, 8.0))
 
 
 @pytest.mark.parametrize(
@@ -341,12 +341,12 @@ def test_entries_are_records_of_plain_values(bench):
     [
         ("'a.png'", "no_label", "neither a label nor boxes"),
         ("'a.png', ''", "no_label", "'' is not the name of a class"),
-        ("'a.png', 3", "malformed", "3 is not text"),
+        ("'a.png', 3.5", "malformed", "3.5 is not text"),
         ("'a.png', float('nan')", "malformed", "nan is not text"),
         ("'a.png', 'cat', ()", "malformed", "a label and boxes"),
         ("'a.png', 'cow'", "unknown_class", "'cow' is not among"),
         ("'a.png', 'cat', split='holdout'", "unknown_split", "holdout"),
-        ("'a.png', 'cat', group=3", "malformed", "3 is not text"),
+        ("'a.png', 'cat', group=[3]", "malformed", "[3] is not text"),
         ("'a.png', boxes=[(1, 2, 3, 4)]", "malformed", "a box must be a Box, got a tuple"),
         ("'a.png', boxes=[Box(1, 2, 'x', 4, 'cat')]", "malformed", "'x' is not a number"),
         ("'a.png', boxes=[Box(1, 2, float('nan'), 4, 'cat')]", "box_not_finite", "nan"),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.stages.boxes import FRACTIONS, UPRIGHT_FRACTIONS, convert_boxes
+from beam_jobs.stages.boxes import FRACTIONS, convert_boxes
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.stage import Box, Example, Reject
+from beam_jobs.stages.stage import Box, Example, Frame, Reject
 
 PATCH = Box(3, 5, 9, 21, "patch")
 """Where the stored image of 24x40 is white."""
@@ -48,15 +48,16 @@ def white(image: np.ndarray) -> Box:
     return Box(ys.min(), xs.min(), ys.max() + 1, xs.max() + 1, "patch")
 
 
-def run(data: bytes, boxes, frame=None) -> Example:
+def run(data: bytes, boxes, size=None, drawn_on=None) -> Example:
+    frame = Frame(size, drawn_on)
     return decode(Example("1", "", data, boxes=tuple(boxes), frame=frame), Decode())
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("frame", [None, (24, 40)])
-def test_boxes_turn_with_their_image(kind, orientation, frame):
-    example = run(encoded(kind, orientation), [PATCH], frame)
+@pytest.mark.parametrize("size", [None, (24, 40)])
+def test_boxes_turn_with_their_image(kind, orientation, size):
+    example = run(encoded(kind, orientation), [PATCH], size, "stored")
     assert example.boxes == (white(example.image),)
     assert example.frame is None
 
@@ -64,7 +65,7 @@ def test_boxes_turn_with_their_image(kind, orientation, frame):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_fractions_are_of_the_stored_image(orientation):
     fractions = Box(3 / 24, 5 / 40, 9 / 24, 21 / 40, "patch")
-    example = run(encoded("JPEG", orientation), [fractions], FRACTIONS)
+    example = run(encoded("JPEG", orientation), [fractions], FRACTIONS, "stored")
     found, wanted = example.boxes[0], white(example.image)
     assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx(
         [wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax]
@@ -77,7 +78,7 @@ def test_fractions_may_be_of_the_upright_image(orientation):
     height, width, _ = image.shape
     wanted = white(image)
     fractions = wanted.transform(1 / height, 1 / width)
-    [found] = run(encoded("JPEG", orientation), [fractions], UPRIGHT_FRACTIONS).boxes
+    [found] = run(encoded("JPEG", orientation), [fractions], FRACTIONS, "upright").boxes
     assert [found.ymin, found.xmin, found.ymax, found.xmax] == pytest.approx(
         [wanted.ymin, wanted.xmin, wanted.ymax, wanted.xmax]
     )
@@ -109,7 +110,7 @@ def test_a_size_that_is_neither_the_stored_nor_the_upright_is_another_images():
     ],
 )
 def test_a_box_that_leaves_the_image_by_a_pixel_is_clipped(box, wanted):
-    assert convert_boxes([box], None, (24, 40), 1) == (wanted,)
+    assert convert_boxes([box], Frame(outside="reject"), (24, 40), 1) == (wanted,)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +124,14 @@ def test_a_box_that_leaves_the_image_by_a_pixel_is_clipped(box, wanted):
 )
 def test_a_box_that_leaves_the_image_by_more_or_as_a_whole_keeps_it_out(box):
     with pytest.raises(Reject) as caught:
-        convert_boxes([box], None, (24, 40), 1)
+        convert_boxes([box], Frame(outside="reject"), (24, 40), 1)
     assert caught.value.reason == "box_outside"
     assert "40x24 pixels" in caught.value.detail
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 255, "6", None])
 def test_an_orientation_that_exif_does_not_know_is_upright(orientation):
-    assert convert_boxes([PATCH], (24, 40), (24, 40), orientation) == (PATCH,)
+    assert convert_boxes([PATCH], Frame((24, 40)), (24, 40), orientation) == (PATCH,)
 
 
 def test_an_example_for_classification_has_no_boxes_to_settle():

@@ -30,6 +30,9 @@ _MAX_SIZE_RATIO = 1.1
 """Shards count as equally large up to this ratio."""
 _RECORD_BYTES = 128
 """The approximate size of a record without its image."""
+_CURE = (
+    "Add images of it, or change preprocess.split: another seed, stratify: true, or no group_by."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,10 +188,12 @@ def check_labels(
     source: str,
     task: Task,
     explain_empty: Callable[[str], str],
+    cure: str = _CURE,
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
-    `labels` counts examples, or boxes, by split and class. `explain_empty` is for a split's name.
+    `labels` counts examples, or boxes, by split and class. `explain_empty` is for a split's name,
+    and `cure` for a class that only the other splits have.
     """
     if task == "detection" and not class_names:
         raise DataError(
@@ -203,20 +208,18 @@ def check_labels(
         )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
         raise DataError(
-            f"{source}: no training example of {', '.join(missing)}: {_explain(missing[0], labels)}"
+            f"{source}: no training example of {', '.join(missing)}: "
+            f"{_explain(missing[0], labels, cure)}"
         )
     for split in SPLITS:
         if not sum(labels[split].values()):
             raise DataError(f"{source}: the {split} split has no example: {explain_empty(split)}")
 
 
-def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]]) -> str:
+def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]], cure: str) -> str:
     others = [f"{count} in {split}" for split in SPLITS if (count := labels[split].get(class_name))]
     if others:
-        return (
-            f"{class_name} has only {' and '.join(others)}. Add images of it, or change "
-            "preprocess.split: another seed, stratify: true, or no group_by."
-        )
+        return f"{class_name} has only {' and '.join(others)}. {cure}"
     return (
         f"no image of {class_name} is left after preprocess.duplicates and preprocess.stages. Add "
         "images of it, correct the stages, or remove the class from the source."

@@ -7,9 +7,12 @@ By group: the split follows from a hash of the record's group. A group is never 
 moves either.
 
 Stratified: the groups of each class are ordered by that hash and cut according to the shares. A
-record without a group is a group by itself. The shares hold per class to within one group. The cuts
-shift as the class grows. A group moves only if a cut passes over it. Each added or removed group
-moves at most one group at each of the two cuts.
+record without a group is a group by itself. The shares hold for the data set, and per class to
+within one group: the classes with the largest remainders get the test and validation groups that
+rounding down leaves over. The first group that shows a class stays in train. The cuts shift as the
+class grows, and a remainder that becomes larger takes a group from the next one. A group moves only
+if a cut passes over it. Each added or removed group moves a few others, about five at most, however
+many there are.
 
 Given: a record that brings its own split is always in that split, and takes the rest of its group
 along. If the source gives every record a split, but none of them validation (or test), that split
@@ -19,9 +22,11 @@ is cut out of the records for train, by the ratio of the two shares.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record, hash_key, shuffle
@@ -39,6 +44,8 @@ class _Group(NamedTuple):
 
 
 _Unit = Record | _Group
+_ROUNDING = 1e-9
+"""0.7 of 10 is 7.000000000000001, or 6.999999999999999 of another share."""
 
 
 def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Record]]:
@@ -119,15 +126,51 @@ def _divide(units: Iterable[_Unit], split: Split) -> Iterator[tuple[str, _Unit]]
         for unit in units:
             yield assign_split(unit.key, split), unit
         return
+    first: dict[str, str] = {}  # the key of the unit that keeps each class in train
     strata: dict[str, list[_Unit]] = defaultdict(list)
-    for unit in units:
+    for unit in shuffle(units, b"split", split.seed):
         strata[_find_main_class(_get_members(unit))].append(unit)
-    for stratum in strata.values():
-        ordered = shuffle(stratum, b"split", split.seed)
-        shares = (0, split.train, split.train + split.validation, 1)
-        cuts = itertools.pairwise(round(share * len(stratum)) for share in shares)
-        for name, (start, end) in zip(SPLITS, cuts, strict=True):
-            yield from zip(itertools.repeat(name), ordered[start:end])
+        for label in {label for record in _get_members(unit) for label in record.labels}:
+            first.setdefault(label, unit.key)
+    kept = set(first.values())
+    free = {name: sum(unit.key not in kept for unit in units) for name, units in strata.items()}
+    quotas = {name: split.test * len(units) for name, units in strata.items()}
+    test = _apportion(quotas, free, split.seed)
+    owed = {name: quotas[name] - test[name] for name in strata}
+    free = {name: free[name] - test[name] for name in strata}
+    quotas = {name: split.validation * len(units) for name, units in strata.items()}
+    validation = _apportion(quotas, free, split.seed, owed)
+    for name, stratum in strata.items():
+        ordered = sorted(stratum, key=lambda unit: unit.key not in kept)
+        end = len(ordered) - test[name]
+        cuts = itertools.pairwise((0, end - validation[name], end, len(ordered)))
+        for part, (start, end) in zip(SPLITS, cuts, strict=True):
+            yield from zip(itertools.repeat(part), ordered[start:end])
+
+
+def _apportion(
+    quotas: Mapping[str, float],
+    limits: Mapping[str, int],
+    seed: int,
+    owed: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, int]:
+    """Rounds the quotas of the classes to whole numbers that add up to the rounded sum.
+
+    Each is rounded down, and those with the largest remainders get the rest, one each (Hamilton's
+    method). `owed` adds to the remainders. No class gets more than its limit.
+    """
+    found = {
+        name: min(limits[name], math.floor(quota + _ROUNDING)) for name, quota in quotas.items()
+    }
+    remainders = {
+        name: round(quota - found[name] + owed.get(name, 0.0), 9) for name, quota in quotas.items()
+    }
+    missing = math.floor(sum(quotas.values()) + 0.5 + _ROUNDING) - sum(found.values())
+    ranked = sorted(
+        (name for name in quotas if found[name] < min(limits[name], quotas[name] - _ROUNDING)),
+        key=lambda name: (-remainders[name], hash_key(b"class", seed, name)),
+    )
+    return found | {name: found[name] + 1 for name in ranked[: max(0, missing)]}
 
 
 def _read_given_split(unit: _Unit) -> str | None:
@@ -190,6 +233,8 @@ def _explain_share(name: str, share: float, records: Sequence[Record], split: Sp
             f"{rule}, and groups (preprocess.split.group_by: {split.group_by}) are never divided. "
             "Add images of other groups, or raise it."
         )
+    if split.stratify and share * len(records) >= 1:
+        return f"{rule}, and the first image of each class stays in train. Add images."
     if split.stratify or share * len(records) < 1:
         return f"{rule}, which rounds to none. Add images, or raise preprocess.split.{name}."
     return (

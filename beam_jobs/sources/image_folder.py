@@ -5,51 +5,99 @@ A folder without files is no class, because it is not part of a data set's finge
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from beam_jobs.sources.parsing import find_split_names
+from beam_jobs.sources.parsing import (
+    find_split,
+    find_split_names,
+    get_other_words,
+    is_image_name,
+)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
 
-_REMEDY = (
+_Folders = tuple[str, ...]
+REMEDY = (
     "or set preprocess.source.class_folder: outer, if the folders directly below path are the "
     "classes."
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class FolderLayout:
+    """The folders of splits, all at one depth below the path of the source.
+
+    `splits` has our splits by the names of these folders, and is empty if there are none. `stems`
+    has the folders that are no class, each with the class folders around it and with its split.
+    """
+
+    splits: Mapping[str, str]
+    depth: int
+    stems: Mapping[_Folders, tuple[_Folders, str | None]]
+
+    @property
+    def is_inside_classes(self) -> bool:
+        """Whether class folders are around those of splits, as in cat/train, and not in them."""
+        return any(around for around, _ in self.stems.values())
+
+    def find_classes(self, folders: _Folders) -> tuple[_Folders, str | None]:
+        """The folders without those that are no class, and the split."""
+        for end in range(len(folders) if self.stems else 0, 0, -1):
+            if found := self.stems.get(folders[:end]):
+                return found[0] + folders[end:], found[1]
+        return folders, None
+
+
 def read_entries(files: SourceFiles, source: ImageFolderSource) -> Iterator[SourceEntry]:
-    splits = find_split_folders(source, files.listing)
+    layout = find_layout(source, files.listing)
     for key in itertools.chain(files.by_key, files.unreadable):
         with files.entry(key, key) as entry:
-            label, split = _parse_label(source, key, splits)
+            classes, split = layout.find_classes(get_folders(key))
+            if not classes:
+                raise Reject("no_label", "lies in no class folder")
+            label = classes[-1 if source.class_folder == "inner" else 0]
             entry.labels = [label]
             if file := files.get(key):
                 yield SourceEntry(file, label, split=split)
 
 
-def _parse_label(
-    source: ImageFolderSource, key: str, splits: Mapping[str, str]
-) -> tuple[str, str | None]:
-    *folders, _ = key.split("/")
-    split = splits.get(folders.pop(0)) if splits and folders else None
-    if not folders:
-        raise Reject("no_label", "lies in no class folder")
-    return folders[-1 if source.class_folder == "inner" else 0], split
-
-
-def find_split_folders(source: ImageFolderSource, listing: Listing) -> dict[str, str]:
-    """The splits by the names of their folders. Empty if the first folders are the classes."""
-    return {} if source.class_folder == "outer" else find_split_names(_build_tree(listing))
+def find_layout(source: ImageFolderSource, listing: Listing) -> FolderLayout:
+    """Finds the folders of splits at the first depth that has them in all folders of images."""
+    images = {get_folders(file.key) for file in listing.files if is_image_name(file.key)}
+    folders = (images or {get_folders(file.key) for file in listing.files}) - {()}
+    depth, splits = _find_splits(folders) if source.class_folder != "outer" else (0, {})
+    inner = defaultdict[_Folders, set[_Folders]](set)
+    for each in folders:
+        if each[depth] in splits:
+            inner[each[: depth + 1]].add(each[depth + 1 :])
+    is_wrapped = len({each[:depth] for each in folders}) == 1
+    stems: dict[_Folders, tuple[_Folders, str | None]] = {}
+    classes = {
+        each[0] for below in inner.values() if len(_get_first(below)) > 1 for each in below - {()}
+    }
+    for stem, below in inner.items():
+        split = splits[stem[depth]]
+        around = () if is_wrapped else stem[:depth]
+        if is_wrapped:
+            stems |= {stem[:end]: ((), None) for end in range(1, depth + 1)}
+        stems[stem] = around, split
+        while only := _find_only_folder(below, split, classes):
+            stem, below = (*stem, only), {each[1:] for each in below}
+            stems[stem] = around, split
+    return FolderLayout(splits, depth, stems)
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
     """Checks that folders have one meaning. With groups, the inner ones may have another."""
-    tree, folder = _build_tree(listing), listing.folder
-    if not tree:
+    folder, layout = listing.folder, find_layout(source, listing)
+    folders = {get_folders(file.key) for file in listing.files} - {()}
+    if not folders:
         raise DataError(
             f"{folder}: its {len(listing.files)} files lie in no folder. Put the images of each "
             "class into a folder with the name of the class, "
@@ -57,18 +105,12 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
         )
     if source.class_folder == "outer":
         return
-    if splits := find_split_folders(source, listing):
-        if others := sorted(set(tree) - set(splits)):
-            raise DataError(
-                f"{folder}: has folders of splits ({_join_names(splits)}) and other folders "
-                f"({_join_names(others)}). Move the other folders away, {_REMEDY}"
-            )
-        if flat := [name for name in splits if tree[name] == {""}]:
-            raise DataError(
-                f"{folder}/{flat[0]}: a folder of a split needs class folders. Put its images into "
-                f"one folder per class, move the folder away if they have no labels, {_REMEDY}"
-            )
-    elif len(tree) == 1:
+    if layout.splits:
+        _validate_split_folders(layout, folders, listing)
+        if not layout.is_inside_classes:
+            return
+    tree = _build_tree(layout.find_classes(each)[0] for each in folders)
+    if len(tree) == 1:
         [(outer, inner)] = tree.items()
         if len(inner - {""}) > 1:
             raise DataError(
@@ -85,17 +127,72 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
             f"{folder}: no image lies directly in one of its folders {_join_names(tree)}. "
             f"{outer} has the folders {_join_names(inner)}. "
             f"If those are the classes, set preprocess.source.path to {folder}/{outer}, or "
-            f"preprocess.source.class_folder: inner, {_REMEDY}"
+            f"preprocess.source.class_folder: inner, {REMEDY}"
         )
 
 
-def _build_tree(listing: Listing) -> dict[str, set[str]]:
+def _validate_split_folders(
+    layout: FolderLayout, folders: Iterable[_Folders], listing: Listing
+) -> None:
+    others = {each[0] for each in folders} - layout.splits.keys() if not layout.depth else ()
+    if others:
+        raise DataError(
+            f"{listing.folder}: has folders of splits ({_join_names(layout.splits)}) and other "
+            f"folders ({_join_names(others)}). Move the other folders away, {REMEDY}"
+        )
+    for split in set(layout.splits.values()):
+        names = [name for name, each in layout.splits.items() if each == split]
+        if len({bool(get_other_words(name)) for name in names}) > 1:
+            raise DataError(
+                f"{listing.folder}: {_join_names(names)} may all be the split {split}, or parts or "
+                f"copies of it. Keep one of them, {REMEDY}"
+            )
+    stems = {each[: layout.depth + 1] for each in layout.stems if len(each) > layout.depth}
+    with_classes = {each[: layout.depth + 1] for each in folders if layout.find_classes(each)[0]}
+    if flat := sorted(stems - with_classes):
+        raise DataError(
+            f"{listing.folder}/{'/'.join(flat[0])}: a folder of a split needs class folders. Put "
+            "its images into one folder per class, move the folder away if they have no labels, "
+            f"{REMEDY}"
+        )
+
+
+def _find_splits(folders: Collection[_Folders]) -> tuple[int, dict[str, str]]:
+    """Returns the depth of the folders of splits, and our splits by their names."""
+    for depth in range(min(map(len, folders), default=0)):
+        names = {each[depth] for each in folders}
+        splits = find_split_names(names)
+        if splits and (splits.keys() == names or depth == 0):  # others beside them are refused
+            return depth, splits
+    return 0, {}
+
+
+def get_folders(key: str) -> _Folders:
+    """The names of the folders around a file, the outermost first."""
+    return tuple(key.split("/")[:-1])
+
+
+def _get_first(folders: Iterable[_Folders]) -> set[_Folders]:
+    """The first folders, and () for files that lie directly there."""
+    return {each[:1] for each in folders}
+
+
+def _find_only_folder(folders: set[_Folders], split: str, classes: Collection[str]) -> str | None:
+    """The only folder there, if it is no class: around class folders, or named as the split."""
+    first = _get_first(folders)
+    if len(first) > 1 or first == {()}:
+        return None
+    [(name,)] = first
+    is_leaf = (name,) in folders
+    is_class = name in classes or (is_leaf and find_split(name) != split)
+    return None if is_class else name
+
+
+def _build_tree(folders: Iterable[_Folders]) -> dict[str, set[str]]:
     """The inner folders of each folder, "" for files that lie directly in it."""
     tree: dict[str, set[str]] = {}
-    for file in listing.files:
-        outer, separator, rest = file.key.partition("/")
-        if separator:
-            tree.setdefault(outer, set()).add(rest.partition("/")[0] if "/" in rest else "")
+    for outer, *inner in sorted(filter(None, folders)):
+        tree.setdefault(outer, set()).add(inner[0] if inner else "")
     return tree
 
 

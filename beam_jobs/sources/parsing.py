@@ -58,23 +58,63 @@ _MAX_CHILD_BYTES = 32 << 20
 """The limit of one element below the root. In memory, elements take up to 30 times their text."""
 _MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
-SPLITS = {
+_SPLIT_WORDS = {
     "train": "train",
     "training": "train",
     "validation": "validation",
     "valid": "validation",
     "val": "validation",
+    "dev": "validation",
+    "eval": "validation",
+    "evaluation": "validation",
     "test": "test",
     "testing": "test",
+    "holdout": "test",
 }
-"""Our splits by the names that annotations and folders have for them."""
+"""Our splits by the words that annotations, files and folders have for them."""
+_PLAIN_WORDS = frozenset(("set", "data", "dataset", "image", "images", "img", "imgs", "split"))
+"""Words that say nothing about a split, as in `training_set`, alone or behind its word."""
+_COMPOUND = re.compile(f"({'|'.join(_SPLIT_WORDS)})({'|'.join(_PLAIN_WORDS)})")
+_NEGATIONS = frozenset(("no", "non", "not", "without", "excluded", "ignored", "unused"))
+
+
+def find_split(name: str) -> str | None:
+    """Our split that a name such as `training_set`, `val2017` or `animals_test` has as a word.
+
+    None if no word is one of a split, or two splits are named, or the name denies it.
+    """
+    words = _divide_words(name)
+    found = {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
+    return found.pop() if len(found) == 1 and not _NEGATIONS.intersection(words) else None
 
 
 def find_split_names(folders: Iterable[str]) -> dict[str, str]:
-    """Our splits by the names of folders, if these are folders of splits: train and another one."""
-    found = {folder: SPLITS[folder.lower()] for folder in folders if folder.lower() in SPLITS}
-    splits = set(found.values())
-    return found if "train" in splits and len(splits) > 1 else {}
+    """Our splits by the names of folders, if these are folders of splits: train and another one.
+
+    Names that differ otherwise, such as those of the classes steam_train and test_tube, are none,
+    unless the other one has no further word: train_a, train_b, test.
+    """
+    found = {folder: split for folder in sorted(folders) if (split := find_split(folder))}
+    rests = {folder: get_other_words(folder) for folder in found}
+    train = {rests[folder] for folder, split in found.items() if split == "train"}
+    others = {rests[folder] for folder, split in found.items() if split != "train"}
+    return found if train & others or (train and () in others) else {}
+
+
+def get_other_words(name: str) -> tuple[str, ...]:
+    """The words of a name besides those of splits and sets."""
+    words = _divide_words(name)
+    return tuple(word for word in words if word not in _SPLIT_WORDS.keys() | _PLAIN_WORDS)
+
+
+def _divide_words(name: str) -> list[str]:
+    """The words in lower case. Digits, other signs and camel case divide, and `trainset` is two."""
+    text = re.sub(r"([a-z])([A-Z])", r"\1 \2", unicodedata.normalize("NFC", name))
+    words: list[str] = []
+    for word in re.findall(r"[^\W\d_]+", text):
+        compound = _COMPOUND.fullmatch(word.lower())
+        words += compound.groups() if compound else [word.lower()]
+    return words
 
 
 def is_image_name(key: str) -> bool:
@@ -176,9 +216,10 @@ def parse_split(value: Any) -> str | None:
     """Raises Reject: unknown_split."""
     if value in (None, ""):
         return None
-    if not isinstance(value, str) or value not in SPLITS:
-        raise Reject("unknown_split", f"{_shorten(value)}; splits are {', '.join(SPLITS)}")
-    return SPLITS[value]
+    split = find_split(value) if isinstance(value, str) else None
+    if split is None:
+        raise Reject("unknown_split", f"{_shorten(value)}; splits are {', '.join(_SPLIT_WORDS)}")
+    return split
 
 
 def iterate_path_ends(path: Any) -> Iterator[str]:

@@ -250,6 +250,13 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
             f"{1 / num_test:.0%}, so the gate says little. Add images"
         )
         rows.append(("too few", text))
+    if data.untested:
+        more = f" and {len(data.untested) - 3:,} more classes" if len(data.untested) > 3 else ""
+        text = (
+            f"no test image of {', '.join(data.untested[:3])}{more} (the first image of a class is "
+            "for training), so no figure says how well these are recognised. Add images"
+        )
+        rows.append(("too few", text))
     if not is_complete:
         rows.append(("sampled", "only a part of the names in the folder was listed"))
     if data.found.rejected:

@@ -8,6 +8,7 @@ is read, and `remarks` says so.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import posixpath
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from beam_jobs.planning.plan import (
     hash_key,
     infer_task,
 )
-from beam_jobs.planning.splits import explain_from_plan, split_records
+from beam_jobs.planning.splits import split_records
 from beam_jobs.sources import read_records, validate_listing
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
@@ -45,6 +46,7 @@ _FILE_PER_IMAGE = {"voc": "Annotations", "yolo": "labels"}
 _MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
 _STRATIFIED_BELOW = 1000
+_CURE = "Add training images of it, or take it out of the data."
 _SPLITS = (Split(train=0.8, validation=0.1, test=0.1), Split(train=0.6, validation=0.2, test=0.2))
 
 
@@ -73,7 +75,8 @@ class DataSummary:
 
     `labels` counts images, or boxes for detection, by class, among the records in `found`.
     `given_splits` are the splits that the source gives, if it gives every record one. `factor` is
-    the size of the data set, divided by the size of the part that was read.
+    the size of the data set, divided by the size of the part that was read. `untested` are the
+    classes without a test image, if all was read.
     """
 
     task: Task
@@ -85,6 +88,7 @@ class DataSummary:
     sample: DecodedSample
     factor: float
     remarks: Sequence[str]
+    untested: Sequence[str] = ()
 
     @property
     def total(self) -> int:
@@ -122,7 +126,7 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     sample = _decode_sample(found.records, listing.folder, factor)
     try:
-        split, members = _choose_split(found.records, str(listing.folder), factor)
+        split, members, untested = _choose_split(found.records, str(listing.folder), factor)
     except DataError as error:
         if not found.rejected:
             raise
@@ -138,27 +142,33 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
         sample,
         factor,
         remarks,
+        untested if factor == 1 else (),
     )
 
 
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
-) -> tuple[Split, dict[str, int]]:
-    """Returns the shares of the splits, and the number of records in each."""
+) -> tuple[Split, dict[str, int], Sequence[str]]:
+    """Returns the shares of the splits, the number of records in each, and the untested classes."""
+
+    def explain_empty(_: str) -> str:
+        return f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
+
     has_free = any(record.split is None for record in records)
     is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
     names, task = collect_class_names(records), infer_task(records)
     problems = []
-    for shares in _SPLITS:
-        split = shares.model_copy(update={"stratify": is_small})
+    for shares, stratify in itertools.product(_SPLITS, (True,) if is_small else (False, True)):
+        split = shares.model_copy(update={"stratify": stratify})
         by_split = split_records(records, split)
-        explain = explain_from_plan(records, by_split, split)
+        labels = count_planned_labels(by_split)
         try:
-            check_labels(count_planned_labels(by_split), names, source, task, explain)
-            return split, {name: len(members) for name, members in by_split.items()}
+            check_labels(labels, names, source, task, explain_empty, _CURE)
+            untested = [name for name in names if not labels["test"][name]]
+            return split, {name: len(members) for name, members in by_split.items()}, untested
         except DataError as error:
             problems.append(error)
-    raise problems[0]
+    raise problems[-1]
 
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:

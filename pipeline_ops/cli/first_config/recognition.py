@@ -25,13 +25,18 @@ from typing import Any, NamedTuple
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import CorruptParquet, iterate_rows, open_parquet, open_raw
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.sources import read_records
+from beam_jobs.sources import parsing, read_records
 from beam_jobs.sources.csv import find_delimiter
-from beam_jobs.sources.image_folder import find_split_folders, validate_layout
+from beam_jobs.sources.image_folder import (
+    REMEDY,
+    FolderLayout,
+    find_layout,
+    get_folders,
+    validate_layout,
+)
 from beam_jobs.sources.packed import find_field
 from beam_jobs.sources.parsing import (
     CORNERS,
-    SPLITS,
     find_split_names,
     is_image_name,
     parse_json_object,
@@ -76,17 +81,14 @@ def _find_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     below = posixpath.commonpath(folders) if "" not in folders else ""
     below = posixpath.dirname(below) if below in folders else below
     listing = view.enter(below)
-    # Inner folders that repeat are classes, in folders of days, for example.
-    outer = {file.key.split("/")[0] for file in listing.files}
-    pairs = {tuple(file.key.split("/")[:2]) for file in listing.files if file.key.count("/") > 1}
-    inner = Counter(name for _, name in pairs)
-    is_inner = not find_split_names(outer) and len(inner) > 1 and min(inner.values()) > 1
-    keys = {"class_folder": "inner"} if is_inner else {}
-    source = ImageFolderSource.model_validate({"type": "image_folder", "path": ".", **keys})
+    source = ImageFolderSource.model_validate({"type": "image_folder", "path": "."})
+    layout = find_layout(source, listing)
+    keys, remark = _choose_class_folder(layout, listing.files)
+    source = source.model_copy(update=keys)
     try:
         validate_layout(source, listing)
     except DataError as error:
-        yield str(error).removesuffix(".")
+        yield str(error).partition(f", {REMEDY}")[0].removesuffix(".")
         return
     found = read_records(source, listing)
     images = Counter(record.label for record in found.records if is_image_name(record.key))
@@ -111,13 +113,36 @@ def _find_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
         if len(images) > 5:
             numbers = f"{min(images.values()):,} to {max(images.values()):,}"
         reason = f"{len(images):,} class folders with {numbers} images"
-        reason += _say_splits(find_split_folders(source, listing))
-        yield SourceMatch("image_folder", reason, keys, below, is_certain=not is_annotated)
+        reason += _say_splits(layout.splits) + remark
+        is_certain = not is_annotated and "outer" not in keys.values()
+        yield SourceMatch("image_folder", reason, keys, below, is_certain)
 
 
-def _say_splits(folders: Iterable[str]) -> str:
-    names = list(folders)
-    return f", in the folders {_join_names(names)} of the splits" if names else ""
+def _choose_class_folder(
+    layout: FolderLayout, files: Iterable[RawFile]
+) -> tuple[dict[str, str], str]:
+    """Returns the key `class_folder` where two folders around an image may be its class.
+
+    Inner folders that all repeat are classes, in folders of days, for example. If none repeats,
+    they are parts of the outer ones. The remark says so.
+    """
+    if layout.splits and not layout.is_inside_classes:
+        return {}, ""
+    pairs = {layout.find_classes(get_folders(file.key))[0][:2] for file in files} - {()}
+    outer = sorted({pair[0] for pair in pairs})
+    inner = Counter(pair[1] for pair in pairs if len(pair) > 1)
+    if not inner or len(outer) < 2:
+        return {}, ""
+    if len(inner) > 1 and min(inner.values()) > 1:
+        return {"class_folder": "inner"}, f", merged from the folders {_join_names(outer)}"
+    is_part = max(inner.values()) == 1 and min(map(len, pairs)) > 1
+    keys = {"class_folder": "outer"} if is_part and not layout.splits else {}
+    return keys, f"; the folders in them are no classes ({_join_names(sorted(inner))})"
+
+
+def _say_splits(folders: Mapping[str, str]) -> str:
+    names = [f"{name} ({split})" for name, split in sorted(folders.items())]
+    return f", in the folders {_join_names(names)}" if names else ""
 
 
 def _find_voc(view: FolderView) -> Iterator[SourceMatch | str]:
@@ -145,11 +170,11 @@ def _find_voc(view: FolderView) -> Iterator[SourceMatch | str]:
         keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
         keys |= _unless("images", source.images, "JPEGImages")
         keys |= _unless("annotations", source.annotations, "Annotations")
-        splits = find_split_names(sorted({name.partition("/")[0] for name in both}))
+        splits = find_split_names({name.partition("/")[0] for name in both})
         reason = (
             f"{count(len(annotated), 'XML file')}{_say_folder(source.annotations)}, and "
             f"{count(len(pictures), 'image')}{_say_folder(source.images)}, of which "
-            f"{len(both):,} have annotations{_say_splits(sorted(splits)) or remark}"
+            f"{len(both):,} have annotations{_say_splits(splits) or remark}"
         )
         yield SourceMatch("voc", reason, keys, below)
 
@@ -179,10 +204,12 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
         before, image, xml = image[:shared], image[shared:], xml[shared:]
         while image and xml and image[-1] == xml[-1]:
             image, xml = image[:-1], xml[:-1]
-        if before and before[-1].lower() in SPLITS:
-            before = before[:-1]
-        folders.add(("/".join(before), "/".join(image) or ".", "/".join(xml) or "."))
-    return folders
+        folders.add((tuple(before), "/".join(image) or ".", "/".join(xml) or "."))
+    splits = find_split_names({before[-1] for before, _, _ in folders if before})
+    return {
+        ("/".join(before[:-1] if {*before[-1:]} & splits.keys() else before), image, xml)
+        for before, image, xml in folders
+    }
 
 
 def _say_folder(folder: str) -> str:
@@ -719,11 +746,9 @@ def _get_pattern(file: RawFile) -> str:
 def find_split(path: str) -> str | None:
     """The split that the words of a path name, as in `instances_val2017.json`.
 
-    None if they name none, or more than one.
+    Those of the file's name come first. None if they name none, or more than one.
     """
-    words = re.findall(r"[a-z]+", path.lower())
-    found = {SPLITS[word] for word in words if word in SPLITS}
-    return found.pop() if len(found) == 1 else None
+    return parsing.find_split(posixpath.basename(path)) or parsing.find_split(path)
 
 
 def find_class_order(view: FolderView, labels: Collection[str]) -> list[str]:

@@ -6,9 +6,9 @@ No source keeps the bytes of an image.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_jobs.planning.plan import collect_class_names, infer_task
 from beam_jobs.sources import (
@@ -25,6 +25,7 @@ from beam_jobs.sources import (
     webdataset,
     yolo,
 )
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles, SourceRecords
 from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
@@ -35,20 +36,63 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder
 
-CATALOGUE: Mapping[str, Callable[[SourceFiles, Any], Iterable[SourceEntry]]] = {
-    # The key is the `type` in the YAML and the name of the file. The value is the source.
-    "image_folder": image_folder.read_entries,
-    "voc": voc.read_entries,
-    "coco": coco.read_entries,
-    "csv": csv.read_entries,
-    "jsonl": jsonl.read_entries,
-    "tfds": tfds.read_entries,
-    "tfrecord": tfrecord.read_entries,
-    "webdataset": webdataset.read_entries,
-    "parquet": parquet.read_entries,
-    "yolo": yolo.read_entries,
-    "label_studio": label_studio.read_entries,
-    "cvat": cvat.read_entries,
+
+class CatalogueSource(NamedTuple):
+    """A reader, its recogniser for `trainyard init`, and what a folder must have for it."""
+
+    read_entries: Callable[[SourceFiles, Any], Iterable[SourceEntry]]
+    recognise: Callable[[FolderView], Iterator[SourceMatch | Question | str]] | None
+    needs: str
+
+
+CATALOGUE: Mapping[str, CatalogueSource] = {
+    # The key is the `type` in the YAML and the name of the file.
+    "image_folder": CatalogueSource(
+        image_folder.read_entries,
+        image_folder.recognise,
+        "a folder of images for each class, maybe below train and val",
+    ),
+    "voc": CatalogueSource(
+        voc.read_entries, voc.recognise, "images, and XML files of Pascal VOC with the same names"
+    ),
+    "coco": CatalogueSource(
+        coco.read_entries,
+        coco.recognise,
+        "a JSON file with images, categories and annotations, and the images",
+    ),
+    "yolo": CatalogueSource(
+        yolo.read_entries, yolo.recognise, "a data.yaml, and folders images and labels"
+    ),
+    "csv": CatalogueSource(
+        csv.read_entries,
+        csv.recognise,
+        "a CSV file with a column of images and one of classes, maybe with boxes",
+    ),
+    "jsonl": CatalogueSource(
+        jsonl.read_entries,
+        jsonl.recognise,
+        'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}',
+    ),
+    "tfrecord": CatalogueSource(
+        tfrecord.read_entries,
+        tfrecord.recognise,
+        "TFRecord files with image/encoded and labels or boxes",
+    ),
+    "parquet": CatalogueSource(parquet.read_entries, parquet.recognise, "Parquet files"),
+    "webdataset": CatalogueSource(
+        webdataset.read_entries,
+        webdataset.recognise,
+        "tar files in which a name has an image and a label",
+    ),
+    "label_studio": CatalogueSource(
+        label_studio.read_entries,
+        label_studio.recognise,
+        "the JSON export of Label Studio, and the images",
+    ),
+    "cvat": CatalogueSource(
+        cvat.read_entries, cvat.recognise, 'the XML export "CVAT for images", and the images'
+    ),
+    "tfds": CatalogueSource(tfds.read_entries, None, ""),
 }
 
 
@@ -70,11 +114,7 @@ class SourceData:
 def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
     """Reads the source, and checks that the stages can work on it. Reads no image."""
     validate_listing(config, listing, config_file)
-    found = (
-        read_user_records(config.source, listing, config_file)
-        if isinstance(config.source, UserSource)
-        else read_records(config.source, listing)
-    )
+    found = read_all_records(config.source, listing, config_file)
     if not found.records and found.rejected:
         raise DataError(
             f"{listing.folder}: {found.describe_rejects()}. "
@@ -103,8 +143,17 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
         image_folder.validate_layout(config.source, listing, has_groups)
 
 
+def read_all_records(
+    source: AnySource | UserSource, listing: Listing, config_file: Path
+) -> SourceRecords:
+    """Reads a source of the catalogue, or one of the user's own."""
+    if isinstance(source, UserSource):
+        return read_user_records(source, listing, config_file)
+    return read_records(source, listing)
+
+
 def read_records(source: AnySource, listing: Listing) -> SourceRecords:
     """Reads a source of the catalogue."""
     class_names, boxes = getattr(source, "class_names", None), getattr(source, "boxes", None)
     files = SourceFiles(listing, source.type, class_names, boxes=boxes or BoxOptions())
-    return files.collect(CATALOGUE[source.type](files, source))
+    return files.collect(CATALOGUE[source.type].read_entries(files, source))

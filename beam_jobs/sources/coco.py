@@ -10,15 +10,27 @@ part of the data set. An image without annotations is an example without boxes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import posixpath
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs.sources.folder_view import (
+    MAX_CANDIDATES,
+    MAX_JSON_BYTES,
+    FolderView,
+    SourceMatch,
+    unless,
+)
 from beam_jobs.sources.parsing import (
     Corners,
     enclose,
     enclose_mask,
+    find_split_of_path,
     make_box,
     make_rotated_box,
     parse_flag,
@@ -31,6 +43,7 @@ from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CocoPart, CocoSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 _LISTS = ("images", "categories", "annotations")
 _USED_KEYS = frozenset(
@@ -127,3 +140,45 @@ def _enclose(outline: Any) -> Corners:
         raise Reject("malformed", "the segmentation must be polygons, x1, y1, x2, ..., or a mask")
     points = [(*map(parse_number, part),) for part in parts]
     return enclose([pair for part in points for pair in zip(part[::2], part[1::2], strict=True)])
+
+
+_FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\\n]|\\.){1,1000}")')
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds JSON files for detection whose images are below the folder."""
+    candidates = [file for file in view.list_candidates(".json") if "captions" not in file.key]
+    if instances := [file for file in candidates if "instances" in posixpath.basename(file.key)]:
+        candidates = instances  # COCO's own files of key points name the same images
+    parts, reasons = [], []
+    for file in candidates[:MAX_CANDIDATES]:
+        if (names := _read_image_names(view, file)) is None:
+            continue
+        folder, found = view.find_images_folder(names, file.key)
+        if not found:
+            yield (
+                f"{file.key} is like a COCO file, but none of its images"
+                f"{f' ({names[0]})' if names else ''} is below this folder. Name the folder that "
+                "holds both"
+            )
+            continue
+        part = {"annotations": file.key, **unless("images", folder, ".")}
+        parts.append({**part, **unless("split", find_split_of_path(file.key), None)})
+        reasons.append(f"{file.key} is a COCO file with images in {folder}")
+    if parts:
+        yield SourceMatch("coco", "; ".join(reasons), {"parts": parts})
+
+
+def _read_image_names(view: FolderView, file: RawFile) -> list[str] | None:
+    """The names of images in a COCO file, or None if it is none. Of a large one, its two ends."""
+    if file.num_bytes > MAX_JSON_BYTES:
+        found = []
+        for quoted in _FILE_NAME.findall(view.read_ends(file)):
+            with contextlib.suppress(ValueError):  # not UTF-8, or a wrong escape
+                found.append(json.loads(quoted))
+        return found or None
+    content = view.read_json(file)
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in _LISTS):
+        return None
+    names = [entry.get("file_name") for entry in content["images"] if isinstance(entry, dict)]
+    return [name for name in names if isinstance(name, str)]

@@ -10,20 +10,21 @@ from __future__ import annotations
 import collections
 import csv
 import io
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from beam_jobs.sources.parsing import CORNERS, decode_text, parse_box
-from beam_jobs.sources.source import ManifestReader, SourceEntry, SourceFiles
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, Question, SourceMatch
+from beam_jobs.sources.parsing import decode_text
+from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.tables import ManifestReader, read_corners, recognise_tables
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CsvSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
-_COLUMNS = {
-    "classification": ("path", "label"),
-    "detection": ("path", "xmin", "ymin", "xmax", "ymax", "label"),
-}
+_MAX_TABLE_BYTES = 64 << 20
 _IMAGE_COLUMNS = ("split", "group", "width", "height")
 
 
@@ -50,7 +51,8 @@ def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]
                 for row in rows:
                     if row.fault:
                         raise row.fault
-                yield reader.make_entry(first.fields, _parse_boxes(rows) if has_boxes else None)
+                boxes = _parse_boxes(rows, reader) if has_boxes else None
+                yield reader.make_entry(first.fields, boxes)
 
 
 def find_delimiter(header: str) -> str:
@@ -94,11 +96,11 @@ def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) 
             f"{manifest}:1: not the header of a CSV file: {error}. Correct the file."
         ) from None
     columns: dict[str, str] = dict(source.columns.items())
-    theirs = {name: columns.get(name, name) for name in _COLUMNS[source.task]}
-    if missing := [name for name in theirs.values() if name not in header]:
+    needed = list(_list_columns(source))
+    if missing := [name for name in needed if name not in header]:
         raise DataError(
             f"{manifest}:1: the header lacks {', '.join(missing)}. For {source.task} it needs "
-            f"{','.join(theirs.values())}, got {_shorten(','.join(header))}. Correct the file, or "
+            f"{','.join(needed)}, got {_shorten(','.join(header))}. Correct the file, or "
             "name its columns in preprocess.source.columns."
         )
     if twice := sorted(n for n, count in collections.Counter(header).items() if n and count > 1):
@@ -111,21 +113,54 @@ def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) 
     return ["" if name in hidden else ours.get(name, name) for name in header]
 
 
+def _list_columns(source: CsvSource) -> Iterator[str]:
+    """The names of the columns that the source needs."""
+    ours = ["path"]
+    if source.task == "detection" and not source.corners:
+        ours += ["boxes"] if "boxes" in source.columns else ["xmin", "ymin", "xmax", "ymax"]
+    if not source.one_hot and source.single_class is None:
+        ours.append("label")
+    columns: dict[str, str] = dict(source.columns.items())
+    for name in ours:
+        yield columns.get(name, name)
+    yield from source.corners or source.one_hot or ()
+
+
 def _shorten(header: str) -> str:
     return ascii(header)[1:-1][:200]
 
 
-def _parse_boxes(rows: list[_Row]) -> tuple[Box, ...]:
-    first, boxes = rows[0], []
+def _parse_boxes(rows: list[_Row], reader: ManifestReader) -> tuple[Box, ...]:
+    first, boxes = rows[0], list[Box]()
     for row in rows:
         if differing := [
             name for name in _IMAGE_COLUMNS if row.fields.get(name) != first.fields.get(name)
         ]:
             detail = f"lines {first.line} and {row.line} differ in {', '.join(differing)}"
             raise Reject("contradictory", detail)
-        if any(row.fields[name] for name in (*CORNERS, "label")):
-            try:
-                boxes.append(parse_box(row.fields))
-            except Reject as reject:
-                raise Reject(reject.reason, f"line {row.line}: {reject.detail}") from None
+        try:
+            boxes += read_corners(reader, row.fields)
+        except Reject as reject:
+            raise Reject(reject.reason, f"line {row.line}: {reject.detail}") from None
     return tuple(boxes)
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
+    """Finds CSV files with a column of images and one of classes, whatever their names are."""
+    tables = ((file, *_read_table(view, file)) for file in view.list_candidates(".csv", ".tsv"))
+    yield from recognise_tables("csv", view, itertools.islice(tables, MAX_CANDIDATES))
+
+
+def _read_table(view: FolderView, file: RawFile) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """The header and the rows of a CSV file, of a very large one the first. Empty if it is none."""
+    content = view.read_start(file, _MAX_TABLE_BYTES)
+    if file.num_bytes > len(content):
+        content = content[: content.rfind(b"\n") + 1]
+    text = decode_text(content, "surrogateescape")
+    delimiter = find_delimiter(text.partition("\n")[0])
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        return reader.fieldnames, list(reader)
+    except (csv.Error, ValueError):
+        return [], []

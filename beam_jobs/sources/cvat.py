@@ -17,6 +17,11 @@ import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 
+from beam_jobs.sources.folder_view import (
+    FolderView,
+    SourceMatch,
+    get_task,
+)
 from beam_jobs.sources.parsing import (
     enclose,
     iterate_children,
@@ -26,6 +31,7 @@ from beam_jobs.sources.parsing import (
     parse_size,
     parse_split,
     parse_text,
+    read_xml_starts,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
@@ -149,3 +155,20 @@ def _parse_numbers(values: Mapping[str, str], *names: str) -> list[float]:
     if missing := [name for name in names if name not in values]:
         raise Reject("malformed", f"a shape lacks {', '.join(missing)}")
     return [parse_number(values[name]) for name in names]
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds XML files of the format "CVAT for images"."""
+    for file, start in view.iterate_starts(".xml"):
+        elements = read_xml_starts(start)
+        names = [values.get("name", "") for tag, values in elements if tag == "image"]
+        if not names or elements[0][0] != "annotations":
+            continue
+        folder, found = view.find_images_folder(names, file.key)
+        if found:
+            has_shapes = any(tag in _SHAPES for tag, _ in elements)
+            keys = {"annotations": file.key, "images": folder, **get_task(has_shapes)}
+            reason = f"{file.key} is an export of CVAT with images in {folder}"
+            yield SourceMatch("cvat", reason, keys)
+        else:
+            yield f"{file.key} is an export of CVAT without its images. Export it with images"

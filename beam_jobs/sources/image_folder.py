@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
+import posixpath
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from beam_jobs.sources.folder_view import (
+    FolderView,
+    SourceMatch,
+    count,
+    join_names,
+    say_splits,
+)
 from beam_jobs.sources.parsing import (
     find_split,
     find_split_names,
@@ -21,6 +29,7 @@ from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
+from pipeline_ops.raw_data.raw_file import RawFile
 
 _Folders = tuple[str, ...]
 REMEDY = (
@@ -199,3 +208,75 @@ def _build_tree(folders: Iterable[_Folders]) -> dict[str, set[str]]:
 def _join_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
+
+
+_ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds class folders. A folder that contains only one other folder is entered."""
+    if view.named_file or not view.images:
+        return
+    # The innermost folder that all images share. One of images alone is a class.
+    folders = {posixpath.dirname(file.key) for file in view.images}
+    below = posixpath.commonpath(folders) if "" not in folders else ""
+    below = posixpath.dirname(below) if below in folders else below
+    listing = view.enter(below)
+    source = ImageFolderSource.model_validate({"type": "image_folder", "path": "."})
+    layout = find_layout(source, listing)
+    keys, remark = _choose_class_folder(layout, listing.files)
+    source = source.model_copy(update=keys)
+    try:
+        validate_layout(source, listing)
+    except DataError as error:
+        yield str(error).partition(f", {REMEDY}")[0].removesuffix(".")
+        return
+    files = SourceFiles(listing, source.type)
+    found = files.collect(read_entries(files, source))
+    images = Counter(record.label for record in found.records if is_image_name(record.key))
+    others = sorted({record.label for record in found.records} - images.keys())
+    if not images:
+        yield f"{count(len(view.images), 'image')} in no class folder"
+    elif len(images) == 1:
+        yield (
+            f"only one folder has images ({min(images)}), and a classifier needs two classes. Put "
+            "the images of each class into a folder of its own"
+        )
+    elif others:
+        yield (
+            f"{len(images)} folders have images, and {join_names(others)} "
+            f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
+        )
+    else:
+        names = [file.key.lower() for file in listing.files]
+        is_annotated = any(name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names)
+        *first, last = [f"{number:,}" for _, number in sorted(images.items())]
+        numbers = f"{', '.join(first)} and {last}"
+        if len(images) > 5:
+            numbers = f"{min(images.values()):,} to {max(images.values()):,}"
+        reason = f"{len(images):,} class folders with {numbers} images"
+        reason += say_splits(layout.splits) + remark
+        is_certain = not is_annotated and "outer" not in keys.values()
+        yield SourceMatch("image_folder", reason, keys, below, is_certain)
+
+
+def _choose_class_folder(
+    layout: FolderLayout, files: Iterable[RawFile]
+) -> tuple[dict[str, str], str]:
+    """Returns the key `class_folder` where two folders around an image may be its class.
+
+    Inner folders that all repeat are classes, in folders of days, for example. If none repeats,
+    they are parts of the outer ones. The remark says so.
+    """
+    if layout.splits and not layout.is_inside_classes:
+        return {}, ""
+    pairs = {layout.find_classes(get_folders(file.key))[0][:2] for file in files} - {()}
+    outer = sorted({pair[0] for pair in pairs})
+    inner = Counter(pair[1] for pair in pairs if len(pair) > 1)
+    if not inner or len(outer) < 2:
+        return {}, ""
+    if len(inner) > 1 and min(inner.values()) > 1:
+        return {"class_folder": "inner"}, f", merged from the folders {join_names(outer)}"
+    is_part = max(inner.values()) == 1 and min(map(len, pairs)) > 1
+    keys = {"class_folder": "outer"} if is_part and not layout.splits else {}
+    return keys, f"; the folders in them are no classes ({join_names(sorted(inner))})"

@@ -15,12 +15,19 @@ around its upper left corner.
 from __future__ import annotations
 
 import collections
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from beam_jobs.sources.folder_view import (
+    MAX_CANDIDATES,
+    FolderView,
+    SourceMatch,
+    get_task,
+)
 from beam_jobs.sources.parsing import (
     Point,
     enclose,
@@ -41,6 +48,7 @@ _NO_SHAPES = frozenset(
     ("choices", "taxonomy", "textarea", "rating", "number", "datetime", "pairwise", "relation")
 )
 """Types of results that are not about a part of the image."""
+_SHAPE_KINDS = ("rectanglelabels", "polygonlabels")
 _UPLOAD = re.compile(r"[0-9a-f]{8}-")
 """Label Studio puts this before the name of an uploaded file."""
 _Results = Sequence[Mapping[str, Any]]
@@ -246,7 +254,7 @@ def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
 def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     """In pixels if the size of the image is known, otherwise in fractions."""
     kind, value = result["type"], result["value"]
-    if kind not in ("rectanglelabels", "polygonlabels"):
+    if kind not in _SHAPE_KINDS:
         raise Reject(
             "unknown_shape",
             f"a result of the type {kind:.40}. Rectanglelabels and polygonlabels can become boxes. "
@@ -282,3 +290,22 @@ def _parse_points(points: Any, height: float, width: float) -> list[Point]:
     ):
         raise Reject("malformed", "a polygon needs a list of points, [x, y]")
     return [(parse_number(x) * width / 100, parse_number(y) * height / 100) for x, y in points]
+
+
+_KEYS = ({"data"}, {"annotations", "completions"}), ({"annotator"}, {"annotation_id"})
+"""Keys of a task of an export, one of each set: of the full JSON, and of JSON-MIN."""
+_MAX_TASKS = 200
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds JSON files that are a list of tasks."""
+    for file in view.list_candidates(".json")[:MAX_CANDIDATES]:
+        tasks = view.read_json(file)
+        if not isinstance(tasks, list) or not tasks or not isinstance(tasks[0], dict):
+            continue
+        if any(all(names & tasks[0].keys() for names in keys) for keys in _KEYS):
+            text = json.dumps(tasks[:_MAX_TASKS])
+            has_shapes = any(f'"{kind}"' in text for kind in _SHAPE_KINDS)
+            keys = {"export": file.key, **get_task(has_shapes)}
+            reason = f"{file.key} is a list of tasks as Label Studio exports them"
+            yield SourceMatch("label_studio", reason, keys)

@@ -8,6 +8,8 @@ Parquet file, or the JSON of a sample of WebDataset.
 from __future__ import annotations
 
 import dataclasses
+import glob
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +17,16 @@ from typing import Any
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.sources.parsing import make_box, parse_box, parse_number, parse_split, parse_text
+from beam_jobs.sources.box_formats import to_corners
+from beam_jobs.sources.columns import Meaning, find_field
+from beam_jobs.sources.folder_view import unless
+from beam_jobs.sources.parsing import (
+    find_split_of_path,
+    make_box,
+    parse_box,
+    parse_split,
+    parse_text,
+)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
@@ -125,17 +136,6 @@ def make_entry(
     )
 
 
-def find_field(fields: Any, name: str) -> Any:
-    """The value of `label`, or of `objects.bbox` in one object or in a list of objects, or None."""
-    if isinstance(fields, Mapping) and name in fields:
-        return fields[name]
-    first, _, rest = name.partition(".")
-    if isinstance(fields, list):
-        return [find_field(item, name) for item in fields]
-    value = fields.get(first) if isinstance(fields, Mapping) else None
-    return find_field(value, rest) if rest else value
-
-
 def parse_class(value: Any, names: Sequence[str] | None) -> str:
     """The name of a class.
 
@@ -169,7 +169,7 @@ def _read_boxes(
     if len(labels) != len(boxes):
         raise Reject("malformed", f"{len(boxes)} boxes have {len(labels)} values of {source.label}")
     return tuple(
-        make_box(_to_corners(box, source.box_format), parse_class(label, names))
+        make_box(to_corners(box, source.box_format), parse_class(label, names))
         for box, label in zip(boxes, labels, strict=True)
     )
 
@@ -187,17 +187,32 @@ def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
     return parse_box(box)
 
 
-def _to_corners(box: Any, box_format: str) -> Sequence[float]:
-    """Returns ymin, xmin, ymax, xmax."""
-    if not isinstance(box, Sequence) or len(box) != 4:
-        raise Reject("malformed", f"a box must have four numbers, got {box!r:.80}")
-    a, b, c, d = map(parse_number, box)
-    match box_format:
-        case "yxyx":
-            return a, b, c, d
-        case "xywh":
-            return b, a, b + d, a + c
-        case "center_xywh":
-            return b - d / 2, a - c / 2, b + d / 2, a + c / 2
-        case _:
-            return b, a, d, c
+def list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
+    """The key `parts` if the names of the files tell their splits, and otherwise no key."""
+    patterns = dict.fromkeys(map(get_pattern, files))
+    parts = [
+        {"files": pattern, **unless("split", find_split_of_path(pattern), None)}
+        for pattern in patterns
+    ]
+    return {"parts": parts} if any("split" in part for part in parts) else {}
+
+
+def get_pattern(file: RawFile) -> str:
+    """The pattern of a file and of the other shards of its set."""
+    key = file.key
+    found = re.search(r"-(\d+)-of-\d+", key)
+    if not found:
+        return glob.escape(key)
+    before, after = glob.escape(key[: found.start(1)]), glob.escape(key[found.end(1) :])
+    return f"{before}{'?' * len(found[1])}{after}"
+
+
+def make_keys(meaning: Meaning) -> dict[str, Any]:
+    """The keys of a `FieldsSource` for what the columns of its files are."""
+    usual = {"boxes": "boxes", "label": "label", "box_format": "xyxy", "units": "pixels"}
+    found = {
+        **{name: getattr(meaning, name) for name in ("label", "boxes", "box_format", "units")},
+        **{name: column for name, column in meaning.others.items() if name in ("split", "group")},
+    }
+    keys = {"task": meaning.task, "corners": list(meaning.corners), **found}
+    return {name: value for name, value in keys.items() if value and usual.get(name) != value}

@@ -5,13 +5,25 @@ The key of an image is its place, `<file>#<row>`, or its path if it is a file of
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io import raw
-from beam_jobs.sources.packed import find_containers, find_field, make_entry
+from beam_jobs.sources.columns import find_field, find_meaning, list_names
+from beam_jobs.sources.folder_view import (
+    FolderView,
+    Question,
+    SourceMatch,
+    count,
+    join_names,
+    read_size,
+)
+from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.sources import ParquetSource
@@ -22,6 +34,8 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _MAX_GROUP_BYTES = 1 << 30
+_MAX_ROWS = 500
+"""Number of rows that are looked at to recognise the columns."""
 
 
 def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEntry]:
@@ -147,3 +161,53 @@ def _read_class_names(file: ParquetFile, label: str) -> Sequence[str] | None:
         return [str(name) for name in feature["names"]]
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         return None  # other tools have no such metadata
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
+    """Finds Parquet files with a column of images. The first rows of the first file are read."""
+    files = view.list_candidates(".parquet")
+    if not any(start.startswith(b"PAR1") for _, start in view.iterate_starts(".parquet")):
+        return
+    try:
+        with raw.open_raw(files[0], view.folder) as opened, raw.open_parquet(opened) as parquet:
+            names = parquet.schema_arrow.names
+            groups = range(parquet.num_row_groups)
+            every = (row for group in groups for _, row in raw.iterate_rows(parquet, group, names))
+            rows = list(itertools.islice(every, _MAX_ROWS))
+    except (raw.CorruptParquet, OSError) as error:
+        yield f"{files[0].key}: {error}"
+        return
+    image, sizes = _find_image_column(view, rows)
+    columns = [name for name in list_names(rows) if name.partition(".")[0] != image.get("image")]
+    found = find_meaning(rows, columns, sizes, view.chosen, "label") if image else ""
+    if isinstance(found, Question):
+        yield found._replace(type="parquet", reason=f"{files[0].key}: {found.reason}")
+    elif isinstance(found, str):
+        missing = "labels or boxes" if image else "images"
+        yield found or f"{files[0].key} has no known column with {missing}, but {join_names(names)}"
+    else:
+        kind = "boxes" if found.task == "detection" else "labels"
+        reason = f"{count(len(files), 'Parquet file')} with {kind}"
+        keys = {**make_keys(found), **list_parts(files), **image}
+        keys = {name: value for name, value in keys.items() if (name, value) != ("image", "image")}
+        yield SourceMatch("parquet", reason, keys, notes=found.notes)
+
+
+def _find_image_column(
+    view: FolderView, rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[Size | None]]:
+    """The keys `image` and `images`, and the images' sizes. Empty if no column has images."""
+    paths: dict[str, list[Any]] = {}
+    for name in rows[0] if rows else ():
+        contents = [raw.find_bytes(row[name]) for row in rows]
+        if any(isinstance(content, bytes) for content in contents):
+            found = [isinstance(c, bytes) and read_size(io.BytesIO(c)) or None for c in contents]
+            return {"image": name}, found
+        values = [each.get("path") if isinstance(each, dict) else each for each in contents]
+        paths[name] = [value for value in values if isinstance(value, str)]
+    for name, given in paths.items():
+        folder, number = view.find_images_folder(given, "")
+        if number:
+            sizes = [view.measure_image(str(row[name]), folder, is_by_name=False) for row in rows]
+            return {"image": name, "images": folder}, sizes
+    return {}, []

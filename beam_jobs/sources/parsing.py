@@ -7,6 +7,7 @@ Each takes a value as a file has it, of any type, and raises Reject if it is inv
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import math
 import posixpath
@@ -86,6 +87,14 @@ def find_split(name: str) -> str | None:
     words = _divide_words(name)
     found = {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
     return found.pop() if len(found) == 1 and not _NEGATIONS.intersection(words) else None
+
+
+def find_split_of_path(path: str) -> str | None:
+    """Our split that a path such as `train/instances_default.json` has as a word.
+
+    Words of the file's name come first. None if they name none, or more than one.
+    """
+    return find_split(posixpath.basename(path)) or find_split(path)
 
 
 def find_split_names(folders: Iterable[str]) -> dict[str, str]:
@@ -234,6 +243,11 @@ def iterate_path_ends(path: Any) -> Iterator[str]:
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
+def loosen(name: str) -> str:
+    """A name or a path without differences that other systems do not make."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
 def escape_surrogates(value: str) -> str:
     """Escapes lone halves of surrogate pairs, which JSON and UTF-8 do not allow."""
     return value.encode("utf-8", "backslashreplace").decode()
@@ -333,7 +347,29 @@ def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Elem
     yield from builder.take_children()
 
 
-def _to_utf8(content: bytes) -> bytes:
+def read_xml_starts(content: bytes) -> list[tuple[str, dict[str, str]]]:
+    """The tags and attributes of the elements that begin in the first part of an XML file.
+
+    Empty if it is none. What is wrong further on does not matter.
+    """
+    found = _StartCollector()
+    parser = ElementTree.XMLParser(target=found)  # noqa: S314 (entities need a document type)
+    with contextlib.suppress(Reject, ElementTree.ParseError, ValueError, LookupError):
+        parser.feed(_to_utf8(content, "replace"))
+    return found.elements
+
+
+class _StartCollector:
+    """Takes the starts of elements."""
+
+    def __init__(self) -> None:
+        self.elements: list[tuple[str, dict[str, str]]] = []
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self.elements.append((tag, attributes))
+
+
+def _to_utf8(content: bytes, errors: str = "strict") -> bytes:
     """The XML in UTF-8 unless the parser knows its encoding. Raises Reject if it is another one.
 
     A byte order mark is right where the declaration is not. So is the start `<?xml` in single
@@ -347,7 +383,7 @@ def _to_utf8(content: bytes) -> bytes:
     is_wide = name.replace("_", "-").startswith(("utf-16", "utf-32", "unicode"))
     encoding = "utf-8" if is_wide else _SUPERSETS.get(name, name)
     try:
-        text = decode_text(content) if marked else content.decode(encoding)
+        text = decode_text(content, errors) if marked else content.decode(encoding, errors)
     except (UnicodeDecodeError, LookupError) as error:
         detail = f"not well-formed XML in the encoding {name}: {error}. Save the file as UTF-8"
         raise Reject("malformed", detail) from None

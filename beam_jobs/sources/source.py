@@ -20,7 +20,6 @@ import json
 import os
 import posixpath
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -34,15 +33,16 @@ from beam_jobs.sources.parsing import (
     escape_surrogates,
     is_image_name,
     iterate_path_ends,
+    loosen,
     make_box,
     parse_size,
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.boxes import FRACTIONS, check_box
+from beam_jobs.stages.boxes import check_box
 from beam_jobs.stages.stage import Box, Frame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.config.sources import BoxOptions, ManifestPart, ManifestSource
+from pipeline_ops.config.sources import BoxOptions
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
@@ -264,7 +264,7 @@ class SourceFiles:
         is_absolute = _ABSOLUTE.match(path.strip())
         for end in iterate_path_ends(path.strip()):
             name = posixpath.normpath(posixpath.join(folder, end))
-            found = self._files_by_loose_name.get(_loosen(name), [])
+            found = self._files_by_loose_name.get(loosen(name), [])
             if len(found) > 1:
                 keys = ", ".join(file.key for file in found[:5])
                 raise Reject("ambiguous_image", f"{end} may be each of {keys}")
@@ -276,14 +276,14 @@ class SourceFiles:
     def _files_by_loose_name(self) -> dict[str, list[RawFile]]:
         found: dict[str, list[RawFile]] = defaultdict(list)
         for file in self.listing.files:
-            found[_loosen(_to_path(file.key))].append(file)
+            found[loosen(_to_path(file.key))].append(file)
         return found
 
     def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
         """The image below a folder with the file name of a path, which may be without suffix."""
         name = next(reversed([*iterate_path_ends(path)]), "").strip()
         prefix = "" if folder == "." else f"{folder}/"
-        names = (name, _loosen(name), _loosen(posixpath.splitext(name)[0]))
+        names = (name, loosen(name), loosen(posixpath.splitext(name)[0]))
         candidates = (self._images_by_name.get(each, ()) for each in names)
         below = ([f for f in found if f.key.startswith(prefix)] for found in candidates)
         found = next(filter(None, below), [])
@@ -302,7 +302,7 @@ class SourceFiles:
             if is_image_name(file.key):
                 name = posixpath.basename(_to_path(file.key))
                 names = {name, posixpath.splitext(name)[0]}
-                for each in names | set(map(_loosen, names)):
+                for each in names | set(map(loosen, names)):
                     found[each].append(file)
         return found
 
@@ -443,11 +443,6 @@ class SourceFiles:
         return record if len(kept) == len(boxes) else dataclasses.replace(record, boxes=kept)
 
 
-def _loosen(name: str) -> str:
-    """A name or a path without differences that other systems do not make."""
-    return unicodedata.normalize("NFC", name).casefold()
-
-
 def _to_path(key: str) -> str:
     """The path of a file as text. Bytes that are not UTF-8 become surrogates."""
     return os.fsdecode(unquote_to_bytes(key)) if "%" in key else key
@@ -474,38 +469,3 @@ def _parse_size(frame: Any) -> tuple[float, float] | None:
     except (TypeError, ValueError):
         raise Reject("malformed", f"frame must be height and width, got {frame!r:.80}") from None
     return parse_size(_to_plain(height), _to_plain(width))
-
-
-@dataclasses.dataclass(frozen=True)
-class ManifestReader:
-    """Makes the entries of the rows of `csv`, or of the lines of `jsonl`."""
-
-    files: SourceFiles
-    source: ManifestSource
-    part: ManifestPart
-
-    def find_key(self, path: Any) -> str | None:
-        """The key of the image with this path, or None for what cannot be a path."""
-        if self.source.find_by == "path":
-            return self.files.find_key(path, self.part.images)
-        try:
-            return self.files.find_image_by_name(path, self.part.images).key
-        except Reject:
-            return None
-
-    def make_entry(self, fields: Mapping[str, Any], boxes: Sequence[Box] | None) -> SourceEntry:
-        """Makes the entry of an image. `boxes` is None for classification."""
-        label = parse_text(fields.get("label")) if boxes is None else None
-        path: Any = fields.get("path")
-        if self.source.find_by == "name":
-            path = self.files.find_image_by_name(path, self.part.images)
-        size = fields.get("height"), fields.get("width")
-        return SourceEntry(
-            path,
-            label,
-            boxes,
-            fields.get("split") or self.part.split,
-            fields.get("group"),
-            frame=FRACTIONS if self.source.units == "fractions" else size,
-            folder=self.part.images,
-        )

@@ -7,15 +7,32 @@ has, or its place, `<file>#<index>`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf import text_format
 
-from beam_jobs.io.example import define_message
-from beam_jobs.sources.packed import PackedExample, find_containers, read_examples
+from beam_jobs.io.example import define_message, parse
+from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
+from beam_jobs.sources.folder_view import (
+    FolderView,
+    SourceMatch,
+    count,
+    get_task,
+    join_names,
+)
+from beam_jobs.sources.packed import (
+    PackedExample,
+    find_containers,
+    get_pattern,
+    list_parts,
+    read_examples,
+)
 from beam_jobs.sources.parsing import decode_text
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
@@ -174,3 +191,59 @@ _LabelMap = define_message(
     """,
 )
 """The message StringIntLabelMap of object_detection/protos/string_int_label_map.proto."""
+
+
+_TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of-\d+$")
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds TFRecord files with images. The first record of the first file is parsed."""
+    files = [
+        file
+        for file in view.list_candidates("")
+        if _TFRECORD_NAME.search(file.key)
+        and not posixpath.basename(file.key).startswith(
+            (shards.QUARANTINE_PREFIX, f"{shards.RAW_TEST_PREFIX}test-")
+        )
+    ]
+    if not files:
+        return
+    features, problem = dict[str, Any](), ""
+    with view.open(files[0]) as opened:
+        empty = CorruptRecord("truncated", "it has no records")
+        _, record = next(scan_records(opened, files[0].num_bytes), (0, empty))
+    try:
+        if isinstance(record, CorruptRecord):
+            raise record
+        features = parse(record)
+    except (CorruptRecord, ValueError) as error:
+        problem = str(error)
+    has_boxes = shards.BOX_XMIN in features
+    has_label = shards.LABEL in features or "image/class/text" in features
+    if shards.ENCODED not in features or not (has_boxes or has_label):
+        reason = f"{files[0].key}: {problem or 'its first record has other features'}"
+        if any(posixpath.basename(file.key) == "dataset_info.json" for file in view.files):
+            reason += ". TensorFlow Datasets made it: use `type: tfds` (docs/data-sources.md)"
+        yield reason
+        return
+    keys = get_task(has_boxes)
+    if maps := view.list_candidates(".pbtxt"):
+        keys["label_map"] = maps[0].key
+    patterns = list(dict.fromkeys(map(get_pattern, files)))
+    keys |= list_parts(files) or {"parts": [{"files": pattern} for pattern in patterns]}
+    reason = (
+        f"{count(len(files), 'TFRecord file')} ({join_names(patterns)}) whose first record "
+        f"has an image and {'boxes' if has_boxes else 'a label'}"
+    )
+    yield SourceMatch("tfrecord", reason, keys)
+
+
+def find_class_order(view: FolderView, labels: Collection[str]) -> list[str]:
+    """The classes in the order of a label map that names all of them. Empty if there is none."""
+    for file, start in view.iterate_starts(".pbtxt"):
+        with contextlib.suppress(DataError):  # of something else
+            names = parse_label_map(start, file.key).names
+            order = [names[number] for number in sorted(names) if names[number] in labels]
+            if len(order) == len(labels):
+                return order
+    return []

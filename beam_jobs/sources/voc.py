@@ -20,6 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.folder_view import (
+    MAX_CANDIDATES,
+    FolderView,
+    SourceMatch,
+    count,
+    join_names,
+    say_folder,
+    say_splits,
+    unless,
+)
 from beam_jobs.sources.parsing import (
     CORNERS,
     Point,
@@ -32,6 +42,7 @@ from beam_jobs.sources.parsing import (
     parse_flag,
     parse_number,
     parse_size,
+    read_xml_starts,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
@@ -194,3 +205,91 @@ def _read_points(polygon: ElementTree.Element) -> list[Point]:
         return [_read_numbers(each, ("x", "y")) for each in pairs]
     numbers = sorted(int(each.tag[1:]) for each in polygon if re.fullmatch("x[0-9]{1,5}", each.tag))
     return [_read_numbers(polygon, (f"x{number}", f"y{number}")) for number in numbers]
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds images with an XML file of the same name, in the same folder or in another one."""
+    files = [] if view.named_file else view.list_candidates(".xml")
+    starts = (read_xml_starts(view.read_start(file)) for file in files[:MAX_CANDIDATES])
+    if not any(start and start[0][0] == "annotation" for start in starts):
+        return
+    best: dict[str, tuple[Any, ...]] = {}
+    for below, images, texts in _pair_voc_folders(view, files):
+        source = VocSource(type="voc", path=".", images=images, annotations=texts)
+        pictures, annotated = find_voc_files(view.enter(below), source)
+        found = (pictures.keys() & annotated.keys(), source, pictures, annotated)
+        best[below] = max(best.get(below, found), found, key=lambda each: len(each[0]))
+    if not best:
+        first = posixpath.splitext(posixpath.basename(files[0].key))[0]
+        yield (
+            f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
+            "Add the images, or name the folder that holds both"
+        )
+    for below in sorted(best):
+        both, source, pictures, annotated = best[below]
+        keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
+        keys |= unless("images", source.images, "JPEGImages")
+        keys |= unless("annotations", source.annotations, "Annotations")
+        splits = find_split_names({name.partition("/")[0] for name in both})
+        reason = (
+            f"{count(len(annotated), 'XML file')}{say_folder(source.annotations)}, and "
+            f"{count(len(pictures), 'image')}{say_folder(source.images)}, of which "
+            f"{len(both):,} have annotations{say_splits(splits) or remark}"
+        )
+        yield SourceMatch("voc", reason, keys, below)
+
+
+def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:
+    """Lists where an image and an XML file of the same name are.
+
+    Each item is the folder of the source, and below it the folders of the images and of the
+    annotations. A folder of a split is around both, or inside. If every XML file is beside its
+    image, the folder around all of them is the only item.
+    """
+    images, found = defaultdict[str, set[str]](set), set[tuple[str, str]]()
+    for file in view.images:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        images[name].add(folder)
+    for file in files:
+        folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+        around = {folder} if folder in images[name] else images[name]
+        found.update((image, folder) for image in around)
+    if found and all(image == folder for image, folder in found):
+        common = posixpath.commonpath(image for image, _ in found)
+        found = {(common, common)}
+    folders = set()
+    for pair in found:
+        image, xml = ([part for part in folder.split("/") if part] for folder in pair)
+        shared = len(posixpath.commonprefix([image, xml]))
+        before, image, xml = image[:shared], image[shared:], xml[shared:]
+        while image and xml and image[-1] == xml[-1]:
+            image, xml = image[:-1], xml[:-1]
+        folders.add((tuple(before), "/".join(image) or ".", "/".join(xml) or "."))
+    splits = find_split_names({before[-1] for before, _, _ in folders if before})
+    return {
+        ("/".join(before[:-1] if {*before[-1:]} & splits.keys() else before), image, xml)
+        for before, image, xml in folders
+    }
+
+
+def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
+    """Returns the keys of the source for its lists, and a remark on them."""
+    prefix = posixpath.join(below, "ImageSets/Main/")
+    lists = {
+        file.key.removeprefix(prefix).removesuffix(".txt"): file
+        for file in view.files
+        if file.key.startswith(prefix) and file.key.endswith(".txt")
+    }
+    used = [name for name in lists if name in ("train", "val", "test")]
+    keys: dict[str, Any] = {}
+    if "trainval" in lists and not {"train", "val"} & lists.keys():
+        used.append("trainval")
+        keys["image_sets"] = {"train": "trainval"}
+    if not used:
+        return {}, ""
+    content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
+    unlisted = len(names - set(content.decode("utf-8", "replace").split()))
+    if unlisted:
+        keys["unlisted"] = "ignore"
+        return keys, f"; {unlisted:,} of them are in none of the lists {join_names(used)}"
+    return keys, f"; the lists {join_names(used)} name all of them"

@@ -6,15 +6,27 @@ The key of an image is its name in the archive. Rejected samples are named `<fil
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, open_raw, translate_read_errors
-from beam_jobs.sources.packed import find_containers, make_entry
+from beam_jobs.sources.columns import Meaning, find_meaning, list_names
+from beam_jobs.sources.folder_view import (
+    FolderView,
+    Question,
+    SourceMatch,
+    count,
+    join_names,
+    read_size,
+)
+from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
 from beam_jobs.sources.parsing import decode_text, is_image_name, parse_json_object
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
@@ -24,6 +36,8 @@ from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 """The name of a sample, and the rest: `a/7` and `seg.png` for `a/7.seg.png`."""
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_MAX_MEMBERS, _MAX_MEMBER_BYTES = 60, 1 << 20
+"""What is looked at to recognise a tar file."""
 _MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
 
 
@@ -163,3 +177,61 @@ class _Sample:
             raise Reject("too_large", detail)
         self._file.seek(member.offset_data)
         return self._file.read(member.size)
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
+    """Finds tar files whose first members are images and annotations of the same names."""
+    files = view.list_candidates(".tar")
+    members = _list_members(view, files[0]) if files else []
+    suffixes = {name.partition(".")[2].lower() for name, _ in members}
+    images = {n.partition(".")[0]: content for n, content in members if is_image_name(n)}
+    objects, sizes = [], []
+    for name, content in members:
+        if name.lower().endswith(".json"):
+            with contextlib.suppress(Reject):
+                objects.append(parse_json_object(content))
+                sizes.append(read_size(io.BytesIO(images.get(name.partition(".")[0], b""))))
+    found = find_meaning(objects, list_names(objects), sizes, view.chosen, "label")
+    if isinstance(found, Question):
+        yield found._replace(type="webdataset", reason=f"{files[0].key}: {found.reason}")
+    elif found or suffixes & {"cls", "txt"}:
+        keys: dict[str, Any] = {"task": "classification", "annotation": "txt"}
+        if isinstance(found, Meaning) and found.task == "detection":
+            keys = make_keys(found)
+        elif "cls" in suffixes:
+            keys = {"task": "classification"}
+        elif isinstance(found, Meaning):
+            keys = {**make_keys(found), "annotation": "json"}
+        keys |= list_parts(files)
+        reason = (
+            f"{count(len(files), 'tar file')} of samples with the members "
+            f"{join_names(sorted(suffixes))}"
+        )
+        notes = found.notes if isinstance(found, Meaning) else ()
+        yield SourceMatch("webdataset", reason, keys, notes=notes)
+    elif members:
+        yield (
+            f"{files[0].key} begins with {join_names([name for name, _ in members])}. In a shard "
+            "of WebDataset, each image has a member of the same name with its class or its boxes, "
+            ".cls, .json or .txt. Unpack an archive of a folder"
+        )
+    elif files:
+        yield f"{files[0].key} is no tar file, or is damaged. Write it again"
+    elif packed := view.list_candidates(".tar.gz", ".tgz"):
+        yield f"{packed[0].key} is compressed. Use gunzip first"
+
+
+def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
+    """The base names of the first files in a tar file, each with the start of its content."""
+    found = []
+    with view.open(file) as opened:
+        try:
+            with tarfile.open(fileobj=opened, mode="r:") as tar:
+                for member in itertools.islice(tar, _MAX_MEMBERS):
+                    if content := tar.extractfile(member) if member.isfile() else None:
+                        found.append(
+                            (posixpath.basename(member.name), content.read(_MAX_MEMBER_BYTES))
+                        )
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError):
+            pass  # damaged from here on
+    return found

@@ -14,11 +14,19 @@ import itertools
 import math
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.folder_view import (
+    MAX_CANDIDATES,
+    FolderView,
+    SourceMatch,
+    count,
+    join_names,
+    unless,
+)
 from beam_jobs.sources.parsing import (
     decode_text,
     enclose,
@@ -317,3 +325,38 @@ def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
         x, y, width, height = coordinates
         corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
     return make_box(corners, names[int(number)])
+
+
+_YOLO_LINE = re.compile(rb"\s*\d+(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
+
+_YOLO_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds a `data.yaml`, or folders `images` and `labels`."""
+    descriptions = [
+        file
+        for file, start in view.iterate_starts(".yaml", ".yml")
+        if all(key.search(start) for key in _YOLO_KEYS)
+    ]
+    texts = [
+        file
+        for file in view.files
+        if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
+    ]
+    if not any(_YOLO_LINE.match(view.read_start(file)) for file in texts[:MAX_CANDIDATES]):
+        texts = []  # they hold no boxes
+    labels = Counter(posixpath.dirname(file.key) for file in texts)
+    for file in descriptions:
+        below, name = posixpath.split(file.key)
+        around = f"{below}/" if below else ""
+        number = sum(n for folder, n in labels.items() if f"{folder}/".startswith(around))
+        reason = f"{file.key} names classes and splits; {count(number, 'label file')} below it"
+        keys = unless("data", name, "data.yaml")
+        yield SourceMatch("yolo", reason, keys, below, is_certain=number > 0)
+    if not descriptions and labels and not view.named_file:
+        yield (
+            f"{count(labels.total(), 'label file')} of YOLO in {join_names(sorted(labels))}, "
+            "but no data.yaml, which names the classes. Add a file data.yaml with names, train "
+            "and val"
+        )

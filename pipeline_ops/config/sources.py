@@ -137,6 +137,9 @@ def _find_fields(path: str) -> set[str]:
     return {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
 
 
+BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh"]
+
+
 class BoxOptions(Section):
     """The reading of boxes that tools write differently. Equal boxes of one image count once."""
 
@@ -238,7 +241,7 @@ class FieldsSource(PackedSource):
     corners: list[str] | None = advanced_field(None, min_length=4, max_length=4)
     """Four fields in the order of `box_format`, each with one number per box, instead of
     `boxes`."""
-    box_format: Literal["xyxy", "yxyx", "xywh", "center_xywh"] = "xyxy"
+    box_format: BoxFormat = "xyxy"
     """The numbers of a box: the corners, or a corner or the center with width and height. COCO has
     `xywh`, and Keras uses the same names."""
     units: Literal["pixels", "fractions"] = advanced_field("pixels")
@@ -418,7 +421,7 @@ class ManifestPart(Section):
 
 
 ColumnName = Literal[
-    "path", "label", "xmin", "ymin", "xmax", "ymax", "split", "group", "width", "height"
+    "path", "label", "boxes", "xmin", "ymin", "xmax", "ymax", "split", "group", "width", "height"
 ]
 
 
@@ -435,10 +438,22 @@ class ManifestSource(AnnotatedSource):
     """name: the image with the same file name, with or without its suffix, anywhere below `images`.
     For paths of another machine, and names without their folders."""
     columns: dict[ColumnName, str] = advanced_field({})
-    """The names in the file where they are not ours, such as `{path: filename, label: class}`."""
+    """The names in the file where they are not ours, such as `{path: filename, label: class}`. In
+    `jsonl`, `objects.bbox` is the key `bbox` inside `objects`."""
     task: Literal["classification", "detection"]
+    corners: list[str] | None = advanced_field(None, min_length=4, max_length=4)
+    """Four columns with the numbers of a box in the order of `box_format`, such as
+    `[x, y, width, height]`, instead of xmin, ymin, xmax and ymax."""
+    box_format: BoxFormat = advanced_field("xyxy")
+    """The numbers of a box in `corners`, or in the column `boxes`. A corner or the center with
+    width and height are `xywh` and `center_xywh`."""
     units: Literal["pixels", "fractions"] = advanced_field("pixels")
     """Unit of the boxes' coordinates."""
+    one_hot: list[str] | None = advanced_field(None, min_length=2)
+    """Columns with the names of the classes, of which each row has 1 in one and 0 in the others,
+    instead of the column `label`."""
+    single_class: str | None = advanced_field(None)
+    """The class of all boxes, if the file has no column with classes."""
 
     @property
     def required_files(self) -> dict[str, str]:
@@ -454,6 +469,8 @@ class ManifestSource(AnnotatedSource):
     def _validate_manifest(self) -> Self:
         if (self.manifest is None) == (not self.parts):
             raise ValueError("needs either manifest or parts")
+        if self.one_hot and self.task == "detection":
+            raise ValueError("one_hot: needs task: classification")
         return self
 
 

@@ -14,8 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pipeline_ops.cli.first_config.folder_view import view_folder
-from pipeline_ops.cli.first_config.recognition import SourceMatch, find_class_order, recognise
+from beam_jobs.sources.folder_view import SourceMatch, view_folder
+from beam_jobs.sources.recognition import recognise
+from beam_jobs.sources.tfrecord import find_class_order
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.sources import read_records
+from beam_jobs.sources.folder_view import view_folder
+from beam_jobs.sources.parsing import find_split_of_path as find_split
 from pipeline_ops.cli.first_config.data_summary import sample_listing
-from pipeline_ops.cli.first_config.folder_view import view_folder
-from pipeline_ops.cli.first_config.recognition import find_split
 from pipeline_ops.config.sources import TfrecordSource, VocSource
 from pipeline_ops.raw_data.listing import Listing
 

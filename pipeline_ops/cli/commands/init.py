@@ -32,9 +32,8 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
+    from beam_jobs.sources.folder_view import FolderView, SourceMatch
     from pipeline_ops.cli.first_config.data_summary import DataSummary
-    from pipeline_ops.cli.first_config.folder_view import FolderView
-    from pipeline_ops.cli.first_config.recognition import SourceMatch
 
 _MAX_REJECTS_SHOWN = 10
 _MIN_TEST_IMAGES = 20
@@ -60,6 +59,13 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--type", metavar="TYPE", help="Type of the source, if PATH can be read in several ways."
+    )
+    parser.add_argument(
+        "--source",
+        metavar="KEY=VALUE",
+        action="append",
+        help="A key of preprocess.source, such as columns.label=breed, if the data do not tell. "
+        "May be repeated.",
     )
     parser.add_argument(
         "--minutes",
@@ -90,12 +96,13 @@ def init(arguments: argparse.Namespace) -> int:
     images. Reads names, annotations and a sample of the images. Writes one YAML file
     with a comment for each key. Overwrites no existing file without --force.
     """
-    from pipeline_ops.cli.first_config.folder_view import view_folder
-    from pipeline_ops.cli.first_config.recognition import KINDS, find_class_order, recognise
+    from beam_jobs.sources.folder_view import view_folder
+    from beam_jobs.sources.recognition import list_recognisers, recognise
+    from beam_jobs.sources.tfrecord import find_class_order
 
-    if arguments.type not in (None, *KINDS):
-        raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(KINDS)}.")
-    view = view_folder(arguments.path)
+    if arguments.type and arguments.type not in (kinds := list_recognisers()):
+        raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(kinds)}.")
+    view = view_folder(arguments.path, chosen=dict(map(_parse_key, arguments.source or ())))
     match = recognise(view, arguments.type)
     named = Path(os.path.abspath(arguments.path))
     folder = (named.parent if view.named_file else named) / match.below
@@ -110,7 +117,7 @@ def init(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--weights {weights}: there is no such file or folder.")
     path = _make_config_path(folder, arguments.path, output)
     source = {"type": match.type, "path": path, **match.keys}
-    data = _read_data({**source, "path": str(folder)}, match, view)
+    data = _read_data({**source, "path": str(folder)}, match, view, output)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None
@@ -206,7 +213,20 @@ def make_name(folder: str) -> str:
     return name or "my_data"
 
 
-def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> DataSummary:
+def _parse_key(text: str) -> tuple[str, Any]:
+    """A key of the source and its value, from KEY=VALUE with the value in YAML."""
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--source {text}: must be KEY=VALUE, such as columns.label=breed.")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--source {text}: the value is not YAML: {error}") from None
+
+
+def _read_data(
+    source: dict[str, Any], match: SourceMatch, view: FolderView, output: Path
+) -> DataSummary:
     """Reads the data set as the job would. Raises DataError for values that no source may have."""
     from pipeline_ops.cli.first_config.data_summary import summarise
 
@@ -218,7 +238,7 @@ def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> 
         )
     try:
         place.encode()
-        return summarise(source, view.enter(match.below))
+        return summarise(source, view.enter(match.below), output)
     except UnicodeEncodeError:
         raise DataError(
             f"{ascii(place)[1:-1]}: a path in a YAML file must be UTF-8. Rename the folder."
@@ -235,10 +255,11 @@ def _read_data(source: dict[str, Any], match: SourceMatch, view: FolderView) -> 
 
 
 def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
-    from pipeline_ops.cli.first_config.folder_view import count
+    from beam_jobs.sources.folder_view import count
 
     rows = [
         ("source", f"{match.type} ({'certain' if match.is_certain else 'likely'}): {match.reason}"),
+        *(("inferred", note) for note in match.notes),
         ("task", data.task),
         ("classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"),
         ("images", f"{_describe_splits(data)}; {_describe_sizes(data)}"),
@@ -265,8 +286,8 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
         ("rejected", f"{each.key}: {each.reason}, {each.detail}")
         for each in data.sample.rejected[:_MAX_REJECTS_SHOWN]
     ]
-    if (more := len(data.sample.rejected) - _MAX_REJECTS_SHOWN) > 0:
-        rows.append(("rejected", f"{more:,} more images that cannot be decoded"))
+    if (hidden := len(data.sample.rejected) - _MAX_REJECTS_SHOWN) > 0:
+        rows.append(("rejected", f"{hidden:,} more images that `decode` rejects"))
     print(_make_printable(str(folder)))
     for name, text in rows:
         print(f"  {name:<10}{_make_printable(text)}")

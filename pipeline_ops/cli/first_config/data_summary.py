@@ -14,8 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-
-from pydantic import TypeAdapter
+from pathlib import Path
 
 from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import (
@@ -27,16 +26,16 @@ from beam_jobs.planning.plan import (
     infer_task,
 )
 from beam_jobs.planning.splits import split_records
-from beam_jobs.sources import read_records, validate_listing
+from beam_jobs.sources import read_all_records, validate_listing
+from beam_jobs.sources.folder_view import count
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.cli.first_config.folder_view import count
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
-from pipeline_ops.config.sources import AnySource, PackedSource
+from pipeline_ops.config.sources import CatalogueOrUserSource, PackedSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile
@@ -109,19 +108,18 @@ class DataSummary:
         return self.num_rejects + (self.total // 100 if is_part else 0)
 
 
-def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
+def summarise(source: dict[str, object], listing: Listing, config_file: Path) -> DataSummary:
     """Reads the annotations and a sample of the images.
 
-    `source` is a valid section `preprocess.source`, and `listing` has its files. Raises DataError
-    if the data set cannot be used, or is too small.
+    `source` is a valid section `preprocess.source`, and `listing` has its files. `config_file` will
+    hold it. Raises DataError if the data set cannot be used, or is too small.
     """
     config = Preprocess.model_validate(
         {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
     )
-    section: AnySource = TypeAdapter(AnySource).validate_python(source)
-    part, factor, remarks = sample_listing(section, listing)
+    part, factor, remarks = sample_listing(config.source, listing)
     validate_listing(config, part, "the config")
-    found = read_records(section, part)
+    found = read_all_records(config.source, part, config_file)
     if not found.records:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     sample = _decode_sample(found.records, listing.folder, factor)
@@ -220,7 +218,10 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
 
 
 def sample_listing(
-    source: AnySource, listing: Listing, max_files: int = 20_000, max_bytes: int = 1 << 29
+    source: CatalogueOrUserSource,
+    listing: Listing,
+    max_files: int = 20_000,
+    max_bytes: int = 1 << 29,
 ) -> tuple[Listing, float, Sequence[str]]:
     """Selects files that the reader of a source can read in a short time.
 

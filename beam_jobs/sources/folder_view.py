@@ -1,4 +1,4 @@
-"""The view of a folder that the recognition works on: names, sizes, and the start of a few files.
+"""The view of a folder that recognisers work on: names, sizes, and the start of a few files.
 
 All names are listed, up to a limit. Contents are read only where a recogniser asks for them, and
 only a bounded part. No digests are computed, so a listing made here is for readers of annotations
@@ -11,15 +11,17 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from beam_jobs.sources.parsing import is_image_name
+from beam_jobs.sources.parsing import decode_text, is_image_name, loosen
+from beam_jobs.stages.boxes import Size
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
@@ -28,10 +30,37 @@ from pipeline_ops.storage.local_files import describe_os_error
 
 _MAX_FILES = 2_000_000
 """Number of names after which the listing stops."""
+_ORIENTATION_TAG = 0x0112
 MAX_CANDIDATES = 20
 """Number of files of one kind that a recogniser opens."""
+MAX_JSON_BYTES = 64 << 20
 START_BYTES = 1 << 16
 """Number of bytes that are read from the start, or the end, of a file."""
+
+
+class SourceMatch(NamedTuple):
+    """A source that fits.
+
+    `reason` says in plain words what was seen. `keys` are the keys of the source besides `type` and
+    `path`. `below` is the folder of the source below the folder that was looked at, "" for that
+    folder itself. A match is likely and not certain if names alone say so, or if files of another
+    kind are there. `notes` say, a line each, what was inferred from what.
+    """
+
+    type: str
+    reason: str
+    keys: Mapping[str, Any]
+    below: str = ""
+    is_certain: bool = True
+    notes: Sequence[str] = ()
+
+
+class Question(NamedTuple):
+    """Data that can be read in several ways. `choices` are keys of the source for each of them."""
+
+    reason: str
+    choices: Sequence[Mapping[str, Any]]
+    type: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +69,8 @@ class FolderView:
 
     `named_file` is the key of the file that the user named instead of the folder. Only this file
     can then hold the annotations. `is_complete` is False if there are more files than these.
-    Methods that read raise DataError if a file cannot be read.
+    `chosen` are keys of the source that the user has given, such as `columns.label`. Methods that
+    read raise DataError if a file cannot be read.
     """
 
     folder: Path
@@ -48,6 +78,7 @@ class FolderView:
     rejected: tuple[RejectedFile, ...] = ()
     named_file: str | None = None
     is_complete: bool = True
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def images(self) -> list[RawFile]:
@@ -60,9 +91,14 @@ class FolderView:
         found: dict[str, list[str]] = defaultdict(list)
         for file in self.images:
             name = posixpath.basename(file.key)
-            for each in {name, posixpath.splitext(name)[0]}:
+            names = {name, posixpath.splitext(name)[0]}
+            for each in names | set(map(loosen, names)):
                 found[each].append(file.key)
         return found
+
+    @functools.cached_property
+    def _images_by_key(self) -> dict[str, RawFile]:
+        return {file.key: file for file in self.images}
 
     def list_candidates(self, *suffixes: str) -> list[RawFile]:
         """The files with one of the suffixes that may hold annotations, in lower case."""
@@ -107,10 +143,10 @@ class FolderView:
         """
         votes: Counter[str] = Counter()
         for given in names:
-            name = to_raw_key(posixpath.normpath(given).encode("utf-8", "surrogatepass"))
+            name = _to_loose_key(given)
             for key in self._images_by_name.get(posixpath.basename(name), ()):
-                if key == name or key.endswith(f"/{name}"):
-                    votes[key[: -len(name)].rstrip("/") or "."] += 1
+                if loosen(key) == name or loosen(key).endswith(f"/{name}"):
+                    votes[key[: len(key) - len(name)].rstrip("/") or "."] += 1
         own, words = posixpath.dirname(beside) or ".", re.findall(r"[^\W_]+", beside)
         best = min(
             votes,
@@ -126,8 +162,35 @@ class FolderView:
 
     def count_images_named(self, names: Sequence[str]) -> int:
         """The number of paths whose file name, maybe without its suffix, one image has."""
-        ends = (re.split(r"[/\\]", name)[-1] for name in names)
-        return sum(len(self._images_by_name.get(end, ())) == 1 for end in ends)
+        return sum(len(self._find_named(name)) == 1 for name in names)
+
+    def _find_named(self, path: str) -> list[str]:
+        end = re.split(r"[/\\]", path.strip())[-1]
+        found = self._images_by_name.get(end) or self._images_by_name.get(loosen(end))
+        return found or self._images_by_name.get(loosen(posixpath.splitext(end)[0]), [])
+
+    def measure_image(self, path: str, folder: str, is_by_name: bool) -> Size | None:
+        """The height and width of the upright image with a path as a table has it, if it is clear.
+
+        None also for an image that cannot be read, or that is as likely to be meant on its side.
+        """
+        keys = self._find_named(path)
+        if not is_by_name:
+            end = _to_loose_key(posixpath.join("" if folder == "." else folder, path))
+            keys = [key for key in keys if loosen(key) == end]
+        if len(keys) != 1:
+            return None
+        with self.open(self._images_by_key[keys[0]]) as opened:
+            return read_size(opened)
+
+    def read_json(self, file: RawFile) -> Any:
+        """The value of a file of JSON, or None if it is none, or a very large one."""
+        if file.num_bytes > MAX_JSON_BYTES:
+            return None
+        try:
+            return json.loads(decode_text(self.read_start(file, MAX_JSON_BYTES)))
+        except (ValueError, RecursionError):
+            return None
 
     def enter(self, below: str) -> Listing:
         """The listing of a folder below this one, or of this folder for an empty name."""
@@ -141,7 +204,9 @@ class FolderView:
         )
 
 
-def view_folder(path: Path, max_files: int = _MAX_FILES) -> FolderView:
+def view_folder(
+    path: Path, max_files: int = _MAX_FILES, chosen: Mapping[str, Any] | None = None
+) -> FolderView:
     """Lists a folder, or the folder of a file, up to a number of files.
 
     Raises DataError: there is no such file or folder, or it cannot be read.
@@ -166,9 +231,52 @@ def view_folder(path: Path, max_files: int = _MAX_FILES) -> FolderView:
             files.append(RawFile(key, entry.stat.st_size, digest=0, version=version))
     files.sort(key=lambda file: file.key)
     name = to_raw_key(os.fsencode(path.resolve().name)) if is_file else None
-    return FolderView(folder, tuple(files), tuple(sorted(rejected)), name, is_complete)
+    return FolderView(
+        folder, tuple(files), tuple(sorted(rejected)), name, is_complete, chosen or {}
+    )
+
+
+def read_size(opened: BinaryIO) -> Size | None:
+    """The height and width of an image, or None if it has none, or EXIF lays it on its side."""
+    from PIL import Image
+
+    try:
+        with Image.open(opened) as image:
+            is_sideways = image.getexif().get(_ORIENTATION_TAG) in (5, 6, 7, 8)
+            return None if is_sideways else (float(image.height), float(image.width))
+    except Exception:  # Pillow's parsers raise nearly anything
+        return None
+
+
+def _to_loose_key(path: str) -> str:
+    name = posixpath.normpath(path.strip().replace("\\", "/"))
+    return loosen(to_raw_key(name.encode("utf-8", "surrogatepass")))
 
 
 def count(number: int, noun: str) -> str:
     """A number and a noun: `1 image`, `1,203 images`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def join_names(names: Sequence[str], limit: int = 5) -> str:
+    """The first names, and the number of the others."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def say_splits(folders: Mapping[str, str]) -> str:
+    names = [f"{name} ({split})" for name, split in sorted(folders.items())]
+    return f", in the folders {join_names(names)}" if names else ""
+
+
+def say_folder(folder: str) -> str:
+    return "" if folder == "." else f" in {folder}"
+
+
+def get_task(has_boxes: bool) -> dict[str, Any]:
+    return {"task": "detection" if has_boxes else "classification"}
+
+
+def unless(key: str, value: Any, default: Any) -> dict[str, Any]:
+    """The key of a source with a value, left out if the value is the default."""
+    return {} if value == default else {key: value}

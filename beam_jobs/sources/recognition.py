@@ -1,0 +1,128 @@
+"""Recognises the kind of a data set in a folder, for `trainyard init`.
+
+Each source has a recogniser, `recognise` beside its reader. It yields a match for each place where
+the source fits, with a reason and a certainty. If files are of its kind, but the source cannot read
+them as they are, it yields the reason in plain words, with the cure, and a question if it can read
+them in several ways. The best match wins. No job uses this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from beam_jobs.sources import CATALOGUE
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch, count
+from pipeline_ops.config.sources import ENTRY_POINT_GROUP
+from pipeline_ops.errors import DataError
+
+Recogniser = Callable[[FolderView], Iterator[SourceMatch | Question | str]]
+_MAX_SHOWN = 5
+_OTHER_TOOLS: Mapping[str, tuple[str, str]] = {}
+
+
+def list_recognisers() -> dict[str, tuple[Recogniser, str]]:
+    """The recognisers by the type of their source, each with the content of a folder that fits.
+
+    A source of the user's own that is published as an entry point takes part if its module has a
+    function `recognise`. Raises DataError if the module cannot be imported.
+    """
+    found: dict[str, tuple[Recogniser, str]] = {
+        name: (entry.recognise, entry.needs) for name, entry in CATALOGUE.items() if entry.recognise
+    }
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            module = importlib.import_module(point.module)
+        except Exception as error:  # code of the user's own raises anything
+            package = point.dist.name if point.dist else point.module
+            raise DataError(
+                f"the source {point.name} of the installed package {package} cannot be imported: "
+                f"{type(error).__name__}: {error}. Correct or remove the package."
+            ) from None
+        if look := getattr(module, "recognise", None):
+            lines = (module.__doc__ or "").strip().splitlines()
+            found[point.name] = look, lines[0].rstrip(".") if lines else "a source of your own"
+    return found
+
+
+def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
+    """Finds the kind of a data set. `only` is one of `list_recognisers`, if the user chose it.
+
+    The keys that the user has given are in the match. Raises DataError if no kind fits, or several
+    fit equally. It says what the folder holds.
+    """
+    place = str(view.folder / (view.named_file or ""))
+    if not view.files:
+        found = f" ({view.rejected[0].key}: {view.rejected[0].detail})" if view.rejected else ""
+        raise DataError(
+            f"{place}: there are no files{found}. Name a folder with images and their labels or "
+            "boxes."
+        )
+    kinds = list_recognisers()
+    names = [only] if only else list(kinds)
+    looks = [(name, look) for name in names for look in kinds[name][0](view)]
+    matches = [look for _, look in looks if isinstance(look, SourceMatch)]
+    certain = [match for match in matches if match.is_certain]
+    questions = [look for _, look in looks if isinstance(look, Question)]
+    if questions and not certain:
+        raise DataError(_ask(place, questions[0]))
+    if not matches:
+        raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))
+    winners = certain or matches
+    if len(winners) == 1:
+        return winners[0]._replace(keys=_merge(winners[0].keys, view.chosen))
+    is_same_type = len({each.type for each in winners}) < len(winners)
+    advice = "Name the folder or the file that you mean."
+    lines = [
+        f"{place}: {len(winners)} kinds of data fit equally.",
+        *(
+            f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
+            for each in winners
+        ),
+        advice if is_same_type else "Choose one of them with --type.",
+    ]
+    raise DataError("\n".join(lines))
+
+
+def _ask(place: str, question: Question) -> str:
+    """The question, with a command for each of its answers."""
+    options = (
+        " ".join(f"--source {key}={value}" for key, value in choice.items())
+        for choice in question.choices
+    )
+    commands = (f"  trainyard init {place} --type {question.type} {each}" for each in options)
+    return "\n".join((f"{place}: {question.reason}. Say which one it is:", *commands))
+
+
+def _describe_folder(
+    view: FolderView, place: str, looks: list[tuple[str, Any]], needs: Mapping[str, str]
+) -> str:
+    more = "" if view.is_complete else "more than "
+    suffixes = Counter(
+        posixpath.splitext(file.key)[1].lower() or "without suffix" for file in view.files
+    )
+    shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
+    first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
+    lines = [
+        f"{place}: this is no data set that can be used as it is. It has {more}"
+        f"{count(len(view.files), 'file')} ({shown}), for example {first}.",
+        *(["What comes near:"] if looks else []),
+        *(f"  {name:<14}{look}." for name, look in looks),
+        "What each source needs:",
+        *(f"  {name:<14}{text}" for name, text in needs.items()),
+        "docs/data-sources.md describes the sources.",
+    ]
+    return "\n".join(lines)
+
+
+def _merge(keys: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with those that the user has given, `columns.label` in the section `columns`."""
+    merged = dict(keys)
+    for name, value in chosen.items():
+        section, _, inner = name.partition(".")
+        merged[section] = {**merged.get(section, {}), inner: value} if inner else value
+    return merged

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 
-from beam_jobs.sources.parsing import (
-    find_split,
-    find_split_names,
-    get_other_words,
-    is_image_name,
-)
+from beam_jobs.sources.parsing import find_split, find_split_names, get_other_words, is_image_name
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
@@ -31,20 +26,16 @@ REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class FolderLayout:
-    """The folders of splits, all at one depth below the path of the source.
+    """The folders of splits, all at one depth: our splits by their names, none if there are none.
 
-    `splits` has our splits by the names of these folders, and is empty if there are none. `stems`
-    has the folders that are no class, each with the class folders around it and with its split.
+    `stems` has the folders that are no class, each with the class folders around it and its split.
     """
 
     splits: Mapping[str, str]
     depth: int
     stems: Mapping[_Folders, tuple[_Folders, str | None]]
-
-    @property
-    def is_inside_classes(self) -> bool:
-        """Whether class folders are around those of splits, as in cat/train, and not in them."""
-        return any(around for around, _ in self.stems.values())
+    is_inside_classes: bool
+    """As in cat/train."""
 
     def find_classes(self, folders: _Folders) -> tuple[_Folders, str | None]:
         """The folders without those that are no class, and the split."""
@@ -72,25 +63,25 @@ def find_layout(source: ImageFolderSource, listing: Listing) -> FolderLayout:
     images = {get_folders(file.key) for file in listing.files if is_image_name(file.key)}
     folders = (images or {get_folders(file.key) for file in listing.files}) - {()}
     depth, splits = _find_splits(folders) if source.class_folder != "outer" else (0, {})
-    inner = defaultdict[_Folders, set[_Folders]](set)
-    for each in folders:
-        if each[depth] in splits:
-            inner[each[: depth + 1]].add(each[depth + 1 :])
-    is_wrapped = len({each[:depth] for each in folders}) == 1
+    around = {each[:depth] for each in folders}
+    is_inside = len(around) > 1
     stems: dict[_Folders, tuple[_Folders, str | None]] = {}
-    classes = {
-        each[0] for below in inner.values() if len(_get_first(below)) > 1 for each in below - {()}
-    }
-    for stem, below in inner.items():
-        split = splits[stem[depth]]
-        around = () if is_wrapped else stem[:depth]
-        if is_wrapped:
-            stems |= {stem[:end]: ((), None) for end in range(1, depth + 1)}
-        stems[stem] = around, split
-        while only := _find_only_folder(below, split, classes):
-            stem, below = (*stem, only), {each[1:] for each in below}
-            stems[stem] = around, split
-    return FolderLayout(splits, depth, stems)
+    if splits and not is_inside:
+        stems |= {each[:end]: ((), None) for each in around for end in range(1, depth + 1)}
+    for stem, group in itertools.groupby(sorted(folders), itemgetter(slice(depth + 1))):
+        if (split := splits.get(stem[depth])) is None:
+            continue
+        classes = stem[:depth] if is_inside else ()
+        stems[stem] = classes, split
+        below = {each[depth + 1 :] for each in group}
+        # An only folder is no class if it is around others, or is named as the split.
+        while len(first := {each[:1] for each in below}) == 1 and first != {()}:
+            [(name,)] = first
+            if (name,) in below and find_split(name) != split:
+                break
+            stem, below = (*stem, name), {each[1:] for each in below}
+            stems[stem] = classes, split
+    return FolderLayout(splits, depth, stems, is_inside)
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
@@ -170,22 +161,6 @@ def _find_splits(folders: Collection[_Folders]) -> tuple[int, dict[str, str]]:
 def get_folders(key: str) -> _Folders:
     """The names of the folders around a file, the outermost first."""
     return tuple(key.split("/")[:-1])
-
-
-def _get_first(folders: Iterable[_Folders]) -> set[_Folders]:
-    """The first folders, and () for files that lie directly there."""
-    return {each[:1] for each in folders}
-
-
-def _find_only_folder(folders: set[_Folders], split: str, classes: Collection[str]) -> str | None:
-    """The only folder there, if it is no class: around class folders, or named as the split."""
-    first = _get_first(folders)
-    if len(first) > 1 or first == {()}:
-        return None
-    [(name,)] = first
-    is_leaf = (name,) in folders
-    is_class = name in classes or (is_leaf and find_split(name) != split)
-    return None if is_class else name
 
 
 def _build_tree(folders: Iterable[_Folders]) -> dict[str, set[str]]:

@@ -145,7 +145,8 @@ def test_a_split_that_is_none_is_named(read):
     assert read("path,label,split", "1.jpg,cat,trian")[1] == {
         "images/1.jpg": (
             "unknown_split",
-            "'trian'; splits are train, training, validation, valid, val, test, testing",
+            "'trian'; splits are train, training, validation, valid, val, dev, eval, evaluation, "
+            "test, testing, holdout",
         )
     }
 

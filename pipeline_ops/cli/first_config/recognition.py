@@ -88,7 +88,9 @@ def _find_class_folders(view: FolderView) -> Iterator[SourceMatch | str]:
     try:
         validate_layout(source, listing)
     except DataError as error:
-        yield str(error).partition(f", {REMEDY}")[0].removesuffix(".")
+        problem = str(error).partition(f", {REMEDY}")[0].removesuffix(".")
+        by_hand = " in a config that you write by hand" if "preprocess.source." in problem else ""
+        yield problem + by_hand
         return
     found = read_records(source, listing)
     images = Counter(record.label for record in found.records if is_image_name(record.key))

@@ -26,7 +26,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record, hash_key, shuffle
@@ -135,7 +134,7 @@ def _divide(units: Iterable[_Unit], split: Split) -> Iterator[tuple[str, _Unit]]
     kept = set(first.values())
     free = {name: sum(unit.key not in kept for unit in units) for name, units in strata.items()}
     quotas = {name: split.test * len(units) for name, units in strata.items()}
-    test = _apportion(quotas, free, split.seed)
+    test = _apportion(quotas, free, split.seed, dict.fromkeys(strata, 0.0))
     owed = {name: quotas[name] - test[name] for name in strata}
     free = {name: free[name] - test[name] for name in strata}
     quotas = {name: split.validation * len(units) for name, units in strata.items()}
@@ -152,23 +151,22 @@ def _apportion(
     quotas: Mapping[str, float],
     limits: Mapping[str, int],
     seed: int,
-    owed: Mapping[str, float] = MappingProxyType({}),
+    owed: Mapping[str, float],
 ) -> dict[str, int]:
     """Rounds the quotas of the classes to whole numbers that add up to the rounded sum.
 
     Each is rounded down, and those with the largest remainders get the rest, one each (Hamilton's
     method). `owed` adds to the remainders. No class gets more than its limit.
     """
-    found = {
-        name: min(limits[name], math.floor(quota + _ROUNDING)) for name, quota in quotas.items()
-    }
-    remainders = {
-        name: round(quota - found[name] + owed.get(name, 0.0), 9) for name, quota in quotas.items()
-    }
+    found = {name: min(limits[name], math.floor(quotas[name] + _ROUNDING)) for name in quotas}
     missing = math.floor(sum(quotas.values()) + 0.5 + _ROUNDING) - sum(found.values())
+    candidates = (name for name in quotas if found[name] < min(limits[name], quotas[name]))
     ranked = sorted(
-        (name for name in quotas if found[name] < min(limits[name], quotas[name] - _ROUNDING)),
-        key=lambda name: (-remainders[name], hash_key(b"class", seed, name)),
+        candidates,
+        key=lambda name: (
+            round(found[name] - quotas[name] - owed[name], 9),
+            hash_key(b"class", seed, name),
+        ),
     )
     return found | {name: found[name] + 1 for name in ranked[: max(0, missing)]}
 

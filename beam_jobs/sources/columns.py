@@ -179,8 +179,8 @@ def _find_others(rows: Sequence[Row], names: Iterable[str]) -> tuple[dict[str, s
     """Our columns `split` and `group` among the names, where all values are what they must be."""
     found, notes = {}, []
     for name in names:
-        values = {value for row in rows if (value := row.get(name)) not in (None, "")}
-        if _normalise(name) in _SPLITS and values and all(isinstance(v, str) for v in values):
+        values = {value for row in rows if isinstance(value := row.get(name), str) and value}
+        if _normalise(name) in _SPLITS and values:
             splits = {find_split(value) for value in values}
             if None not in splits and "split" not in found:
                 found["split"] = name

@@ -87,8 +87,10 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
-    subset = element.get("subset", "").lower()
-    split = None if subset == "default" else parse_split(subset)  # CVAT's name for no subset
+    subset = element.get("subset", "")
+    split = (
+        None if subset.lower() == "default" else parse_split(subset)
+    )  # CVAT's name for no subset
     if source.task == "classification":
         labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
         if not labels:

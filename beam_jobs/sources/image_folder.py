@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import posixpath
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 
 from beam_jobs.sources.folder_view import (
     FolderView,
+    Question,
     SourceMatch,
     count,
     join_names,
@@ -40,20 +42,16 @@ REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class FolderLayout:
-    """The folders of splits, all at one depth below the path of the source.
+    """The folders of splits, all at one depth: our splits by their names, none if there are none.
 
-    `splits` has our splits by the names of these folders, and is empty if there are none. `stems`
-    has the folders that are no class, each with the class folders around it and with its split.
+    `stems` has the folders that are no class, each with the class folders around it and its split.
     """
 
     splits: Mapping[str, str]
     depth: int
     stems: Mapping[_Folders, tuple[_Folders, str | None]]
-
-    @property
-    def is_inside_classes(self) -> bool:
-        """Whether class folders are around those of splits, as in cat/train, and not in them."""
-        return any(around for around, _ in self.stems.values())
+    is_inside_classes: bool
+    """As in cat/train."""
 
     def find_classes(self, folders: _Folders) -> tuple[_Folders, str | None]:
         """The folders without those that are no class, and the split."""
@@ -81,25 +79,25 @@ def find_layout(source: ImageFolderSource, listing: Listing) -> FolderLayout:
     images = {get_folders(file.key) for file in listing.files if is_image_name(file.key)}
     folders = (images or {get_folders(file.key) for file in listing.files}) - {()}
     depth, splits = _find_splits(folders) if source.class_folder != "outer" else (0, {})
-    inner = defaultdict[_Folders, set[_Folders]](set)
-    for each in folders:
-        if each[depth] in splits:
-            inner[each[: depth + 1]].add(each[depth + 1 :])
-    is_wrapped = len({each[:depth] for each in folders}) == 1
+    around = {each[:depth] for each in folders}
+    is_inside = len(around) > 1
     stems: dict[_Folders, tuple[_Folders, str | None]] = {}
-    classes = {
-        each[0] for below in inner.values() if len(_get_first(below)) > 1 for each in below - {()}
-    }
-    for stem, below in inner.items():
-        split = splits[stem[depth]]
-        around = () if is_wrapped else stem[:depth]
-        if is_wrapped:
-            stems |= {stem[:end]: ((), None) for end in range(1, depth + 1)}
-        stems[stem] = around, split
-        while only := _find_only_folder(below, split, classes):
-            stem, below = (*stem, only), {each[1:] for each in below}
-            stems[stem] = around, split
-    return FolderLayout(splits, depth, stems)
+    if splits and not is_inside:
+        stems |= {each[:end]: ((), None) for each in around for end in range(1, depth + 1)}
+    for stem, group in itertools.groupby(sorted(folders), itemgetter(slice(depth + 1))):
+        if (split := splits.get(stem[depth])) is None:
+            continue
+        classes = stem[:depth] if is_inside else ()
+        stems[stem] = classes, split
+        below = {each[depth + 1 :] for each in group}
+        # An only folder is no class if it is around others, or is named as the split.
+        while len(first := {each[:1] for each in below}) == 1 and first != {()}:
+            [(name,)] = first
+            if (name,) in below and find_split(name) != split:
+                break
+            stem, below = (*stem, name), {each[1:] for each in below}
+            stems[stem] = classes, split
+    return FolderLayout(splits, depth, stems, is_inside)
 
 
 def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
@@ -181,22 +179,6 @@ def get_folders(key: str) -> _Folders:
     return tuple(key.split("/")[:-1])
 
 
-def _get_first(folders: Iterable[_Folders]) -> set[_Folders]:
-    """The first folders, and () for files that lie directly there."""
-    return {each[:1] for each in folders}
-
-
-def _find_only_folder(folders: set[_Folders], split: str, classes: Collection[str]) -> str | None:
-    """The only folder there, if it is no class: around class folders, or named as the split."""
-    first = _get_first(folders)
-    if len(first) > 1 or first == {()}:
-        return None
-    [(name,)] = first
-    is_leaf = (name,) in folders
-    is_class = name in classes or (is_leaf and find_split(name) != split)
-    return None if is_class else name
-
-
 def _build_tree(folders: Iterable[_Folders]) -> dict[str, set[str]]:
     """The inner folders of each folder, "" for files that lie directly in it."""
     tree: dict[str, set[str]] = {}
@@ -213,7 +195,7 @@ def _join_names(names: Iterable[str]) -> str:
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
 
 
-def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     """Finds class folders. A folder that contains only one other folder is entered."""
     if view.named_file or not view.images:
         return
@@ -225,11 +207,20 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     source = ImageFolderSource.model_validate({"type": "image_folder", "path": "."})
     layout = find_layout(source, listing)
     keys, remark = _choose_class_folder(layout, listing.files)
+    if given := view.chosen.get("class_folder"):
+        keys, remark = {"class_folder": given}, ""
     source = source.model_copy(update=keys)
+    names = [file.key.lower() for file in listing.files]
+    is_annotated = any(name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names)
     try:
         validate_layout(source, listing)
     except DataError as error:
-        yield str(error).partition(f", {REMEDY}")[0].removesuffix(".")
+        problem = str(error).partition(f", {REMEDY}")[0].removesuffix(".")
+        if "preprocess.source.class_folder: inner" in problem and not is_annotated:
+            choices = [{"class_folder": "inner"}, {"class_folder": "outer"}]
+            yield Question(problem.partition(". If those")[0], choices, "image_folder")
+        else:
+            yield problem
         return
     files = SourceFiles(listing, source.type)
     found = files.collect(read_entries(files, source))
@@ -248,15 +239,13 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
             f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
         )
     else:
-        names = [file.key.lower() for file in listing.files]
-        is_annotated = any(name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names)
         *first, last = [f"{number:,}" for _, number in sorted(images.items())]
         numbers = f"{', '.join(first)} and {last}"
         if len(images) > 5:
             numbers = f"{min(images.values()):,} to {max(images.values()):,}"
         reason = f"{len(images):,} class folders with {numbers} images"
         reason += say_splits(layout.splits) + remark
-        is_certain = not is_annotated and "outer" not in keys.values()
+        is_certain = not is_annotated and (bool(given) or "outer" not in keys.values())
         yield SourceMatch("image_folder", reason, keys, below, is_certain)
 
 

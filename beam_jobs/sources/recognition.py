@@ -68,7 +68,7 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     matches = [look for _, look in looks if isinstance(look, SourceMatch)]
     certain = [match for match in matches if match.is_certain]
     questions = [look for _, look in looks if isinstance(look, Question)]
-    if questions and not certain:
+    if questions and not certain:  # a likely match does not answer it
         raise DataError(_ask(place, questions[0]))
     if not matches:
         raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))

@@ -6,7 +6,7 @@ A row names an image by its path, with its class or its boxes in columns that th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.sources.box_formats import to_corners
@@ -109,7 +109,7 @@ class ManifestReader:
             numbers: Any = list(zip(*columns, strict=True)) if is_list else [columns]
         else:
             value = fields.get("boxes")
-            if isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
+            if isinstance(value, list) and not all(isinstance(each, list) for each in value):
                 return list(map(parse_box, value))
             if (numbers := parse_numbers(value)) is None:
                 raise Reject("malformed", f"boxes: {str(value):.80} must be lists of four numbers")

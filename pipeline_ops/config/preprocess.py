@@ -67,7 +67,8 @@ class Split(Section):
     """The pattern for `group_by: regex`, searched for in the path below the source's folder. Its
     one pair of brackets is the group."""
     stratify: bool = advanced_field(False)
-    """Makes the shares hold for each class to within one image or group, and not only about."""
+    """Makes the shares hold for the data set, and for each class to about one image or group. The
+    first image of each class is in train."""
 
     @model_validator(mode="after")
     def _validate_groups(self) -> Split:

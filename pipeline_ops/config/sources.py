@@ -21,6 +21,7 @@ import glob
 import importlib.metadata
 import re
 import string
+import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, get_args
@@ -168,6 +169,7 @@ class AnnotatedSource(Source):
     @field_validator("class_names")
     @classmethod
     def _validate_unique(cls, value: list[str] | None) -> list[str] | None:
+        value = value and [unicodedata.normalize("NFC", name) for name in value]  # as labels
         if value and (duplicates := sorted({name for name in value if value.count(name) > 1})):
             raise ValueError(
                 f"must name each class once, got {', '.join(duplicates)} more than once"
@@ -361,7 +363,7 @@ class CvatSource(AnnotatedSource):
 class ImageFolderSource(Source):
     """Raw images in one folder per class. The folder's name is the label.
 
-    Folders train, val and test around the class folders are the splits.
+    Folders such as train, val and test_set around the class folders, or in them, are the splits.
     """
 
     type: Literal["image_folder"]

@@ -41,6 +41,11 @@ def split(**options) -> Split:
             "preprocess.split.test is 0.1 of 4 images, which rounds to none. Add images, or raise",
         ),
         (
+            records(2),
+            {"stratify": True, "train": 0.4, "validation": 0.1, "test": 0.5},
+            "is 0.5 of 2 images, and the first image of each class stays in train. Add images",
+        ),
+        (
             records(9),
             {"group_by": "parent_folder"},
             "is 0.1 of 9 images, and groups (preprocess.split.group_by: parent_folder) are never "

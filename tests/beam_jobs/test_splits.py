@@ -134,6 +134,47 @@ def test_stratified_shares_hold_for_each_class_within_one_record(counts):
             assert abs(found[label] - SHARES[name] * count) <= 1
 
 
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ([3] * 60, {"train": 144, "validation": 18, "test": 18}),
+        ([4] * 25, {"train": 80, "validation": 10, "test": 10}),
+        ([1] * 10 + [2] * 45, {"train": 80, "validation": 10, "test": 10}),
+        ([1] * 9 + [3] * 2, {"train": 11, "validation": 2, "test": 2}),
+        ([100, 7, 7, 6], {"train": 96, "validation": 12, "test": 12}),
+    ],
+)
+def test_the_remainders_of_the_shares_are_carried_over_all_classes(sizes, expected):
+    every = [
+        record(f"c{label}/{index}.png", f"c{label}")
+        for label, size in enumerate(sizes)
+        for index in range(size)
+    ]
+    found = split_records(every, STRATIFIED)
+    assert {name: len(members) for name, members in found.items()} == expected
+    assert len({member.label for member in found["train"]}) == len(sizes)
+    counts = Counter(member.label for name in ("validation", "test") for member in found[name])
+    assert all(counts[f"c{label}"] <= 0.2 * size + 1.5 for label, size in enumerate(sizes))
+
+
+def test_a_record_that_comes_moves_a_few_others_however_many_classes_there_are():
+    every = [
+        record(f"c{label}/{index}.png", f"c{label}") for label in range(200) for index in range(3)
+    ]
+    before = splits(every, STRATIFIED)
+    for label in ("c7", "c150", "new"):
+        after = splits([*every, record(f"{label}/more.png", label)], STRATIFIED)
+        assert sum(after[key] != name for key, name in before.items()) <= 5
+
+
+def test_the_only_image_with_a_class_stays_in_train_whatever_else_it_shows():
+    rare = (Box(0, 0, 1, 1, "common"), Box(0, 0, 2, 2, "common"), Box(0, 0, 1, 1, "rare"))
+    every = [record(f"{index}.png", "", boxes=rare[:2]) for index in range(30)]
+    for seed in range(20):
+        split = STRATIFIED.model_copy(update={"seed": seed})
+        assert splits([*every, record("rare.png", "", boxes=rare)], split)["rare.png"] == "train"
+
+
 @pytest.mark.parametrize("count", [10, 100, 999])
 def test_a_record_that_comes_moves_at_most_one_other_at_each_cut(count):
     few, many = (splits(records(3 * size), STRATIFIED) for size in (count, count + 1))

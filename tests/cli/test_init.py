@@ -354,6 +354,32 @@ def test_too_few_images_for_three_splits_are_told(data):
     assert "the validation split has no example" in data.fail()
 
 
+def test_many_classes_of_few_images_are_divided_by_class(data):
+    """By their hashes alone, some of 600 classes would have no training image."""
+    image = cv2.imencode(".png", np.zeros((9, 12, 3), np.uint8))[1].tobytes()
+    for index in range(1200):
+        data.add(f"species {index // 2}/{index}.png", image)
+    config, output = data.write()
+    assert config["preprocess"]["split"]["stratify"]
+    assert "960 train, 120 validation, 120 test" in output
+    assert "no test image of species " in output and " and 477 more classes" in output
+
+
+def test_the_only_image_of_a_class_is_for_training_which_is_told(data):
+    data.add_pets()
+    data.add_images("axolotl", 1)
+    _, output = data.write()
+    assert "no test image of axolotl (the first image of a class is for training), so" in output
+
+
+def test_a_class_that_only_the_test_folder_has_is_told_without_keys_of_a_config(data):
+    for folder in ("train/cat", "train/dog", "test_set/cat", "test_set/unknown"):
+        data.add_images(folder, 10)
+    errors = data.fail()
+    assert "no training example of unknown: unknown has only 10 in test. Add training" in errors
+    assert "preprocess" not in errors
+
+
 def test_files_that_are_no_images_are_told_and_counted(data):
     data.add_pets()
     data.add("cat/Thumbs.db", "none")

@@ -240,7 +240,7 @@ def test_images_and_annotations_of_voc_are_found_in_any_two_folders(
     match = look(tmp_path, files | {"README.txt": "about"})
     assert (match.type, match.is_certain, match.below) == ("voc", True, below)
     assert match.keys == {"images": keys[0], "annotations": keys[1]}
-    assert ("in the folders test, train of the splits" in match.reason) == ("{}" in image)
+    assert ("in the folders test (test), train (train)" in match.reason) == ("{}" in image)
 
 
 def test_the_classes_are_in_the_order_of_a_label_map(tmp_path):

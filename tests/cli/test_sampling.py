@@ -72,6 +72,9 @@ def test_the_listing_of_a_folder_with_too_many_files_ends(tmp_path):
         ("trainval.json", None),
         ("train_and_test.json", None),
         ("boxes.json", None),
+        ("evaluation/boxes_train.json", "train"),
+        ("animals_dev/boxes.json", "validation"),
+        ("contest/valve.json", None),
     ],
 )
 def test_the_words_of_a_path_name_its_split(path, split):

@@ -272,9 +272,9 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
         )
         rows.append(("too few", text))
     if data.untested:
-        more = f" and {len(data.untested) - 3:,} more classes" if len(data.untested) > 3 else ""
+        rest = f" and {len(data.untested) - 3:,} more classes" if len(data.untested) > 3 else ""
         text = (
-            f"no test image of {', '.join(data.untested[:3])}{more} (the first image of a class is "
+            f"no test image of {', '.join(data.untested[:3])}{rest} (the first image of a class is "
             "for training), so no figure says how well these are recognised. Add images"
         )
         rows.append(("too few", text))

@@ -144,11 +144,21 @@ def test_rows_that_contradict_each_other_are_named(read):
     assert rejected == {"images/1.jpg": ("contradictory", "lines 2 and 3 differ in split")}
 
 
+@pytest.mark.parametrize(
+    "value, split",
+    [("TRAIN", "train"), ("training_set", "train"), ("Dev", "validation"), ("holdout", "test")],
+)
+def test_a_split_is_a_word_of_the_value(read, value, split):
+    records, rejected = read("path,label,split", f"1.jpg,cat,{value}")
+    assert (records["images/1.jpg"].split, rejected) == (split, {})
+
+
 def test_a_split_that_is_none_is_named(read):
     assert read("path,label,split", "1.jpg,cat,trian")[1] == {
         "images/1.jpg": (
             "unknown_split",
-            "'trian'; splits are train, training, validation, valid, val, test, testing",
+            "'trian'; splits are train, training, validation, valid, val, dev, eval, evaluation, "
+            "test, testing, holdout",
         )
     }
 

@@ -143,7 +143,7 @@ def test_two_different_tags_are_contradictory(read):
 
 def test_the_subsets_of_a_project_are_splits_and_folders(raw):
     images = []
-    for subset in ("Train", "Validation", "Test", "default"):
+    for subset in ("Train", "valSet2", "Test", "default"):
         raw.add(f"images/{subset}/a b/1.jpg")
         images.append(an_image(f"{BOX}></box>", "a b/1.jpg", f' subset="{subset}" task_id="4"'))
     raw.add("annotations.xml", EXPORT % "\n".join(images))
@@ -151,7 +151,7 @@ def test_the_subsets_of_a_project_are_splits_and_folders(raw):
     assert rejected == {}
     assert {key: record.split for key, record in records.items()} == {
         "images/Train/a b/1.jpg": "train",
-        "images/Validation/a b/1.jpg": "validation",
+        "images/valSet2/a b/1.jpg": "validation",
         "images/Test/a b/1.jpg": "test",
         "images/default/a b/1.jpg": None,
     }

@@ -11,6 +11,7 @@ import pytest
 
 from beam_jobs.sources import read_records
 from beam_jobs.sources.image_folder import validate_layout
+from beam_jobs.sources.parsing import find_split, find_split_names
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.listing import Listing
@@ -40,6 +41,91 @@ def test_folders_of_splits_are_splits_and_the_ones_below_are_the_classes(validat
     files = listing("test/dog/4.png", "train/cat/1.png", f"{validation}/cat/3.png")
     validate_layout(source(), files)
     assert sorted(found(files)) == [("cat", "train"), ("cat", "validation"), ("dog", "test")]
+
+
+@pytest.mark.parametrize(
+    "name, split",
+    [
+        ("training_set", "train"),
+        ("TRAIN-set", "train"),
+        ("trainImages", "train"),
+        ("train2017", "train"),
+        ("animals_train", "train"),
+        ("2019 valset", "validation"),
+        ("dev", "validation"),
+        ("Evaluation.v2", "validation"),
+        ("test_set", "test"),
+        ("holdout", "test"),
+        ("trainer", None),
+        ("contest", None),
+        ("valve", None),
+        ("evaluator", None),
+        ("Kontrain", None),
+        ("\u00e9train", None),
+        ("e\u0301train", None),  # the same in NFD
+        ("train_and_test", None),
+        ("trainval", None),
+        ("not_test", None),
+        ("", None),
+    ],
+)
+def test_a_split_is_a_whole_word_of_a_name(name, split):
+    assert find_split(name) == split
+
+
+@pytest.mark.parametrize(
+    "folders, found",
+    [
+        ("training_set test_set", "train test"),
+        ("train2017 val2017 test", "train validation test"),
+        ("cats_train dogs_train cats_val", "train train validation"),
+        ("train_a train_b holdout", "train train test"),
+        ("steam_train test_tube", ""),
+        ("train test_tube bus", ""),
+        ("train training", ""),
+        ("val test", ""),
+    ],
+)
+def test_folders_are_of_splits_if_only_the_word_of_the_split_differs(folders, found):
+    names = folders.split()
+    splits = find_split_names(names)
+    assert splits == (dict(zip(names, found.split(), strict=True)) if found else {})
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        (
+            listing("a_train/a_train/cat/1.png", "a_test/cat/3.png", "a_train/a_train/dog/2.png"),
+            [("cat", "test"), ("cat", "train"), ("dog", "train")],
+        ),
+        (
+            listing("root/data/Train/cat/1.png", "root/data/DEV/cat/2.png", "root/about.txt"),
+            [("cat", "validation"), ("cat", "train")],
+        ),
+        (
+            listing("cat/train/1.png", "cat/test/2.png", "dog/train/3.png"),
+            [("cat", "test"), ("cat", "train"), ("dog", "train")],
+        ),
+        (
+            listing("train/train/1.png", "train/bus/2.png", "val/train/3.png"),
+            [("bus", "train"), ("train", "train"), ("train", "validation")],
+        ),
+        (
+            listing("train/cat/a/1.png", "train/dog/b/2.png", "val/cat/3.png"),
+            [("cat", "train"), ("dog", "train"), ("cat", "validation")],
+        ),
+    ],
+    ids=["an archive", "a folder around", "in the classes", "a class named train", "parts"],
+)
+def test_folders_of_splits_lie_at_one_depth_and_only_folders_are_looked_through(files, expected):
+    validate_layout(source(), files)
+    assert found(files) == expected
+
+
+def test_labels_in_two_forms_of_unicode_are_one():
+    files = listing("train/\u00d6l/1.png", "val/O\u0308l/2.png")
+    assert found(files) == [("\u00d6l", "train"), ("\u00d6l", "validation")]
 
 
 def test_a_file_beside_the_class_folders_of_a_split_is_kept_out():
@@ -118,6 +204,15 @@ def test_inner_folders_may_be_groups():
             listing("dog/1.png", "train/cat/1.png", "val/cat/2.png"),
             "raw: has folders of splits (train, val) and other folders (dog). "
             "Move the other folders away, or set",
+        ),
+        (
+            listing("train/cat/1.png", "train_gray/cat/2.png", "val/cat/3.png"),
+            "raw: train, train_gray may all be the split train, or parts or copies of it. "
+            "Keep one of them, or set preprocess.source.class_folder: outer",
+        ),
+        (
+            listing("train/train/cat/1.png", "test/test/2.png"),
+            "raw/test: a folder of a split needs class folders",
         ),
         (
             listing("train/1.png", "val/2.png"),

@@ -345,7 +345,7 @@ def test_entries_are_records_of_plain_values(bench):
         ("'a.png', float('nan')", "malformed", "nan is not text"),
         ("'a.png', 'cat', ()", "malformed", "a label and boxes"),
         ("'a.png', 'cow'", "unknown_class", "'cow' is not among"),
-        ("'a.png', 'cat', split='holdout'", "unknown_split", "holdout"),
+        ("'a.png', 'cat', split='trainval'", "unknown_split", "trainval"),
         ("'a.png', 'cat', group=[3]", "malformed", "[3] is not text"),
         ("'a.png', boxes=[(1, 2, 3, 4)]", "malformed", "a box must be a Box, got a tuple"),
         ("'a.png', boxes=[Box(1, 2, 'x', 4, 'cat')]", "malformed", "'x' is not a number"),

@@ -210,8 +210,9 @@ def _find_boxes(
             continue
         values = [value for row in rows if (value := find_field(row, name)) not in (None, "")]
         items = [each for value in values for each in (value if isinstance(value, list) else [])]
-        if items and all(isinstance(b, dict) and {*CORNERS, "label"} <= {*b} for b in items):
-            units = "fractions" if all(0 <= b[c] <= 1 for b in items for c in CORNERS) else "pixels"
+        if items and all(isinstance(b, dict) and {*CORNERS} & {*b} for b in items):
+            numbers = [parse_number(box[corner]) for box in items for corner in {*CORNERS} & {*box}]
+            units = "fractions" if all(0 <= number <= 1 for number in numbers) else "pixels"
             note = f"boxes from {name}, objects with corners as {units}"
             return Meaning("detection", "own", name, units=units, notes=[note])
         boxes = [parse_numbers(value) for value in values]
@@ -225,10 +226,7 @@ def _find_boxes(
         if not all(each in by_name for each in usual):
             continue
         columns = [by_name[each] for each in usual]
-        try:
-            found = [_read_columns(row, columns) for row in rows]
-        except Reject:
-            continue
+        found = [_read_columns(row, columns) for row in rows]
         if any(found):
             meaning = Meaning("detection", corners=columns)
             place = f"columns {', '.join(columns)}"
@@ -242,7 +240,10 @@ def _read_columns(row: Row, columns: Sequence[str]) -> list[list[float]]:
     if all(value in (None, "") or str(value).lower() == "nan" for value in values):
         return []
     lists = [value if isinstance(value, list) else [value] for value in values]
-    return [list(map(parse_number, box)) for box in zip(*lists, strict=False)]
+    try:
+        return [list(map(parse_number, box)) for box in zip(*lists, strict=True)]
+    except (Reject, ValueError):
+        return []  # the job rejects the row
 
 
 def _pair(

@@ -20,13 +20,14 @@ from beam_jobs.sources.tfrecord import find_class_order
 from pipeline_ops.errors import DataError
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-OBJECT = {"bbox": [1, 2, 3, 4], "class": 1}
+OBJECTS = [{"bbox": [1, 2, 9, 8], "class": 1}, {"bbox": [30, 40, 20, 10], "class": 0}]
 YOLO = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
 TASK = {"id": 1, "data": {"image": "/data/upload/1/a.jpg"}, "annotations": []}
 RECTANGLE = {"type": "rectanglelabels", "value": {"x": 1, "rectanglelabels": ["cat"]}}
 CHOICE = {"type": "choices", "value": {"choices": ["cat"]}}
 CVAT = '<?xml version="1.0"?>\n<annotations>\n  <image id="0" name="a &amp; b.jpg" width="4">{}</image>\n</annotations>'  # noqa: E501
 COCO = json.dumps({"images": [{"file_name": "1.jpg"}], "annotations": [], "categories": []})
+ANNOTATION = '<annotation verified="yes"></annotation>'
 CLASSES, BOXES = {"task": "classification"}, {"task": "detection"}
 NO_TAR = "x.tar is no tar file, or is damaged"
 
@@ -85,7 +86,7 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
                     img=[{"bytes": b"x", "path": "1.jpg"}] * 2,
                     objects=[
                         {"bbox": [], "category": []},
-                        {"bbox": [[9, 8, 7, 6.5]], "category": ["cat"]},
+                        {"bbox": [[2, 3, 9, 8.5], [9, 8, 7, 6.5]], "category": ["cat", "dog"]},
                     ],
                 )
             },
@@ -177,9 +178,9 @@ def look(folder: Path, files: dict[str, str | bytes]) -> SourceMatch:
         ({"a-000.tar": make_tar(a__jpg="", a__cls="3"), "a-001.tar": ""}, "webdataset", CLASSES),
         ({"a.tar": make_tar(a__jpg="", a__json='{"boxes": []}')}, "webdataset", BOXES),
         (
-            {"a.tar": make_tar(a__jpg="", a__json=json.dumps({"objects": [OBJECT]}))},
+            {"a.tar": make_tar(a__jpg="", a__json=json.dumps({"objects": OBJECTS}))},
             "webdataset",
-            BOXES | {"boxes": "objects.bbox", "label": "objects.class"},
+            BOXES | {"boxes": "objects.bbox", "label": "objects.class", "box_format": "xywh"},
         ),
         (
             {"a.tar": make_tar(a__jpg="", a__json='{"class_name": "cat"}', a__txt="A cat.")},
@@ -211,11 +212,8 @@ def test_a_kind_is_recognised_with_its_keys(tmp_path, files, kind, keys):
 
 
 def test_a_folder_of_voc_below_the_given_one_is_found(tmp_path):
-    files = {f"VOC2012/{name}": "" for name in ("JPEGImages/a.jpg", "Annotations/a.xml")}
+    files = {"VOC2012/JPEGImages/a.jpg": "", "VOC2012/Annotations/a.xml": ANNOTATION}
     assert look(tmp_path, files).below == "VOC2012"
-
-
-ANNOTATION = "<annotation></annotation>"
 
 
 @pytest.mark.parametrize(

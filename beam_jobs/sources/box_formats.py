@@ -23,8 +23,9 @@ _MEANINGS: Mapping[BoxFormat, str] = {
     "center_xywh": "center, width, height",
 }
 _USUAL: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
-_MAX_FAULTS = 0.02
-"""Share of wrong boxes that a file may have in its own format."""
+_MAX_FAULTS, _MIN_RATIO = 0.02, 4
+"""Share of wrong boxes that a file may have in its own format, and how many times as many another
+format must have if the share is larger, up to a quarter."""
 _BOUND, _ROUNDING = 0.1, 0.01
 """How far a careless and a careful tool lets a box leave its image, as a share of its sides."""
 _FRACTION_BOUND = 1.5
@@ -66,18 +67,25 @@ def judge_formats(
     is_fraction = bool(numbers) and max(numbers) <= _FRACTION_BOUND
     units: Literal["pixels", "fractions"] = "fractions" if is_fraction else "pixels"
     sized = [(box, (1.0, 1.0) if is_fraction else size) for box, size in boxes]
-    formats: Sequence[BoxFormat] = candidates
-    counts: dict[BoxFormat, int] = {}
-    for bound in (_BOUND, _ROUNDING):
-        counts = {name: _count_faults(sized, name, bound) for name in formats}
-        good = [name for name in formats if counts[name] <= _MAX_FAULTS * len(sized)]
-        formats = good or formats
-        if not good and bound == _BOUND:
-            formats = []
-            break
-    found = sorted(formats, key=lambda name: counts[name])
-    others = {name: _count_faults(sized, name, _ROUNDING) for name in candidates}
-    return Judgement(found, units, _describe(found, units, others, len(sized)))
+    rough, close = (
+        {name: _count_faults(sized, name, bound) for name in candidates}
+        for bound in (_BOUND, _ROUNDING)
+    )
+    found = _select(candidates, rough, len(sized))
+    found = _select(found, close, len(sized)) or found
+    found = sorted(found, key=lambda name: close[name])
+    return Judgement(found, units, _describe(found, units, close, len(sized)))
+
+
+def _select(
+    candidates: Sequence[BoxFormat], faults: Mapping[BoxFormat, int], total: int
+) -> list[BoxFormat]:
+    """The formats in which nearly all boxes are right, or the only one with far fewer faults."""
+    if good := [name for name in candidates if faults[name] <= _MAX_FAULTS * total]:
+        return good
+    best, *others = sorted(candidates, key=lambda name: faults[name])
+    is_only = all(faults[other] >= _MIN_RATIO * faults[best] for other in others)
+    return [best] if is_only and faults[best] <= total / 4 else []
 
 
 def _describe(

@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs.sources.box_formats import judge_formats, to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     MAX_JSON_BYTES,
@@ -64,7 +65,7 @@ def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry
                 f"{part.annotations}: not a COCO file for detection. "
                 f"It must be a mapping with the lists {', '.join(_LISTS)}."
             )
-        yield from _read_part(files, part, lists)
+        yield from _read_part(files, part, lists, source.box_format)
 
 
 def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_part(
-    files: SourceFiles, part: CocoPart, lists: dict[str, list[Any]]
+    files: SourceFiles, part: CocoPart, lists: dict[str, list[Any]], box_format: str
 ) -> Iterator[SourceEntry]:
     names = {
         _read_id(entry, "id"): entry.get("name")
@@ -104,7 +105,9 @@ def _read_part(
                 raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id}")
             annotations = by_image.pop(image_id, [])  # frees them
             frame = entry.get("height"), entry.get("width")
-            boxes = [_parse_box(each, names, parse_size(*frame)) for each in annotations]
+            boxes = [
+                _parse_box(each, names, parse_size(*frame), box_format) for each in annotations
+            ]
             yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 
 
@@ -112,7 +115,9 @@ def _read_id(entry: Any, key: str) -> str | None:
     return parse_id(entry.get(key)) if isinstance(entry, dict) else None
 
 
-def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any], size: Size | None) -> Box:
+def _parse_box(
+    annotation: Mapping[str, Any], names: Mapping[Any, Any], size: Size | None, box_format: str
+) -> Box:
     category, bbox = _read_id(annotation, "category_id"), annotation.get("bbox")
     if category not in names:
         raise Reject("unknown_class", f"no category has the category_id {category}")
@@ -121,11 +126,10 @@ def _parse_box(annotation: Mapping[str, Any], names: Mapping[Any, Any], size: Si
         return make_box(_enclose(outline), label, is_crowd=is_crowd)
     if not isinstance(bbox, list) or len(bbox) != 4:
         raise Reject("malformed", "the bbox must be a list of x, y, width and height")
-    x, y, width, height = map(parse_number, bbox)
-    corners, attributes = (y, x, y + height, x + width), annotation.get("attributes")
+    corners, attributes = to_corners(bbox, box_format), annotation.get("attributes")
     rotation = attributes.get("rotation") if isinstance(attributes, dict) else None
     if degrees := parse_number(rotation or 0):
-        centre = x + width / 2, y + height / 2
+        centre = (corners[1] + corners[3]) / 2, (corners[0] + corners[2]) / 2
         turned = make_rotated_box(corners, degrees, centre, label, size)
         return dataclasses.replace(turned, is_crowd=is_crowd)
     return make_box(corners, label, is_crowd=is_crowd)
@@ -150,9 +154,10 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     candidates = [file for file in view.list_candidates(".json") if "captions" not in file.key]
     if instances := [file for file in candidates if "instances" in posixpath.basename(file.key)]:
         candidates = instances  # COCO's own files of key points name the same images
-    parts, reasons = [], []
+    parts, reasons, boxes = [], [], list[tuple[Any, Size | None]]()
     for file in candidates[:MAX_CANDIDATES]:
-        if (names := _read_image_names(view, file)) is None:
+        content = view.read_json(file)
+        if (names := _read_image_names(view, file, content)) is None:
             continue
         folder, found = view.find_images_folder(names, file.key)
         if not found:
@@ -165,11 +170,31 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         part = {"annotations": file.key, **unless("images", folder, ".")}
         parts.append({**part, **unless("split", find_split_of_path(file.key), None)})
         reasons.append(f"{file.key} is a COCO file with images in {folder}")
+        boxes += _list_boxes(content) if content else []
+    judgement = judge_formats(boxes)
+    keys: dict[str, Any] = {"parts": parts}
+    notes = []
+    if boxes and "xywh" not in judgement.formats:
+        keys |= {"box_format": judgement.formats[0]} if judgement.formats else {}
+        notes = [judgement.text]
     if parts:
-        yield SourceMatch("coco", "; ".join(reasons), {"parts": parts})
+        yield SourceMatch("coco", "; ".join(reasons), keys, notes=notes)
 
 
-def _read_image_names(view: FolderView, file: RawFile) -> list[str] | None:
+def _list_boxes(content: Mapping[str, Any]) -> Iterator[tuple[list[float], Size | None]]:
+    """The `bbox` of each annotation, with the size that the file gives its image."""
+    sizes: dict[str | None, Size | None] = {}
+    for image in content["images"]:
+        with contextlib.suppress(Reject, AttributeError):
+            sizes[_read_id(image, "id")] = parse_size(image.get("height"), image.get("width"))
+    for annotation in content["annotations"]:
+        with contextlib.suppress(Reject, AttributeError, TypeError):
+            box = list(map(parse_number, annotation.get("bbox")))
+            if len(box) == 4:
+                yield box, sizes.get(_read_id(annotation, "image_id"))
+
+
+def _read_image_names(view: FolderView, file: RawFile, content: Any) -> list[str] | None:
     """The names of images in a COCO file, or None if it is none. Of a large one, its two ends."""
     if file.num_bytes > MAX_JSON_BYTES:
         found = []
@@ -177,7 +202,6 @@ def _read_image_names(view: FolderView, file: RawFile) -> list[str] | None:
             with contextlib.suppress(ValueError):  # not UTF-8, or a wrong escape
                 found.append(json.loads(quoted))
         return found or None
-    content = view.read_json(file)
     if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in _LISTS):
         return None
     names = [entry.get("file_name") for entry in content["images"] if isinstance(entry, dict)]

@@ -132,10 +132,9 @@ def _shorten(header: str) -> str:
 
 def _parse_boxes(rows: list[_Row], reader: ManifestReader) -> tuple[Box, ...]:
     first, boxes = rows[0], list[Box]()
+    names = [name for name in _IMAGE_COLUMNS if name not in (reader.source.corners or ())]
     for row in rows:
-        if differing := [
-            name for name in _IMAGE_COLUMNS if row.fields.get(name) != first.fields.get(name)
-        ]:
+        if differing := [name for name in names if row.fields.get(name) != first.fields.get(name)]:
             detail = f"lines {first.line} and {row.line} differ in {', '.join(differing)}"
             raise Reject("contradictory", detail)
         try:

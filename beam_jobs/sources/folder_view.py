@@ -238,14 +238,19 @@ def view_folder(
 
 def read_size(opened: BinaryIO) -> Size | None:
     """The height and width of an image, or None if it has none, or EXIF lays it on its side."""
+    (height, width), orientation = read_orientation(opened)
+    return None if orientation in (5, 6, 7, 8) or not height else (float(height), float(width))
+
+
+def read_orientation(opened: BinaryIO) -> tuple[tuple[int, int], int]:
+    """Height and width of an image as it is stored, and EXIF's orientation. Zeros if it is none."""
     from PIL import Image
 
     try:
         with Image.open(opened) as image:
-            is_sideways = image.getexif().get(_ORIENTATION_TAG) in (5, 6, 7, 8)
-            return None if is_sideways else (float(image.height), float(image.width))
+            return (image.height, image.width), image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # Pillow's parsers raise nearly anything
-        return None
+        return (0, 0), 1
 
 
 def _to_loose_key(path: str) -> str:

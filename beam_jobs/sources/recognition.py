@@ -69,7 +69,7 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     certain = [match for match in matches if match.is_certain]
     questions = [look for _, look in looks if isinstance(look, Question)]
     if questions and not certain:  # a likely match does not answer it
-        raise DataError(_ask(place, questions[0]))
+        raise make_question_error(place, questions[0])
     if not matches:
         raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))
     winners = certain or matches
@@ -88,14 +88,14 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     raise DataError("\n".join(lines))
 
 
-def _ask(place: str, question: Question) -> str:
-    """The question, with a command for each of its answers."""
+def make_question_error(place: str, question: Question) -> DataError:
+    """The question about the data in a place, with a command for each of its answers."""
     options = (
         " ".join(f"--source {key}={value}" for key, value in choice.items())
         for choice in question.choices
     )
     commands = (f"  trainyard init {place} --type {question.type} {each}" for each in options)
-    return "\n".join((f"{place}: {question.reason}. Say which one it is:", *commands))
+    return DataError("\n".join((f"{place}: {question.reason}. Say which one it is:", *commands)))
 
 
 def _describe_folder(

@@ -74,14 +74,15 @@ class ManifestReader:
         path: Any = fields.get("path")
         if self.source.find_by == "name":
             path = self.files.find_image_by_name(path, self.part.images)
-        size = fields.get("height"), fields.get("width")
+        taken = self.source.corners or ()
+        size = [None if name in taken else fields.get(name) for name in ("height", "width")]
         return SourceEntry(
             path,
             label,
             boxes,
             fields.get("split") or self.part.split,
             fields.get("group"),
-            frame=FRACTIONS if self.source.units == "fractions" else size,
+            frame=FRACTIONS if self.source.units == "fractions" else (size[0], size[1]),
             folder=self.part.images,
         )
 

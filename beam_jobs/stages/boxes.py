@@ -119,7 +119,8 @@ def _find_drawn_on(
         raise Reject(
             "size_mismatch",
             f"annotated as {size[1]:g}x{size[0]:g}, "
-            f"but the image has {stored[1]}x{stored[0]} pixels",
+            f"but the image has {stored[1]}x{stored[0]} pixels"
+            + (". Width and height seem to be swapped" if size == stored[::-1] else ""),
         )
     if is_unclear(frame, stored, orientation):
         raise Reject(

@@ -44,7 +44,19 @@ nobody can have a server search for long."""
 _EXIF = b"Exif\0\0"
 _JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
-_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_PORTABLE = tuple(b"P%d%c" % (kind, blank) for kind in range(1, 7) for blank in b" \n\r\t")
+_OTHER_FILES = (
+    *((4, b"ftyp" + brand, "a HEIC file, as iPhones write it") for brand in (b"hei", b"mif1")),
+    (4, b"ftypavif", "an AVIF file"),
+    (4, b"jP  ", "a JPEG 2000 file"),
+    (0, b"8BPS", "a file of Photoshop"),
+    (0, b"%PDF", "a PDF file"),
+    (0, b"<svg", "an SVG file, which has no pixels"),
+    (0, b"PK\3\4", "a zip archive"),
+)
+"""Files that are taken for images: a position, the bytes there, and the words for them."""
+_CONVERT = "Convert it to JPEG or PNG"
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4  # types of a tag's value: 16 and 32 bits
 _SIDEWAYS = (5, 6, 7, 8)
@@ -260,15 +272,21 @@ def _read_header(data: bytes) -> _Header:
         return _read_jpeg_header(data)
     if data.startswith(_PNG_SIGNATURE):
         return _read_png_header(data)
-    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*")) or (
+    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*", *_PORTABLE)) or (
         data.startswith(b"RIFF") and data[8:12] == b"WEBP"
     ):
         with _open_with_pillow(data) as image:
+            if image.mode in ("F", "I") and image.format == "TIFF":
+                detail = f"a TIFF of 32 bits per value. {_CONVERT} with 8 or 16 bits"
+                raise Reject("not_image", detail)
             return _Header(
                 image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data
             )
+    for place, signature, name in _OTHER_FILES:
+        if data.startswith(signature, place):
+            raise Reject("not_image", f"{name}. {_CONVERT}")
     raise Reject(
-        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP or TIFF"
+        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
     )
 
 

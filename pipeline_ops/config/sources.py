@@ -407,6 +407,9 @@ class CocoSource(AnnotatedSource):
 
     type: Literal["coco"]
     parts: list[CocoPart] = Field(min_length=1)
+    box_format: BoxFormat = advanced_field("xywh")
+    """The numbers of a `bbox`. COCO has the upper left corner, width and height, and some files
+    have two corners, `xyxy`."""
 
     @property
     def required_files(self) -> dict[str, str]:

@@ -32,7 +32,7 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
-    from beam_jobs.sources.folder_view import FolderView, SourceMatch
+    from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
     from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _MAX_REJECTS_SHOWN = 10
@@ -97,7 +97,7 @@ def init(arguments: argparse.Namespace) -> int:
     with a comment for each key. Overwrites no existing file without --force.
     """
     from beam_jobs.sources.folder_view import view_folder
-    from beam_jobs.sources.recognition import list_recognisers, recognise
+    from beam_jobs.sources.recognition import list_recognisers, make_question_error, recognise
     from beam_jobs.sources.tfrecord import find_class_order
 
     if arguments.type and arguments.type not in (kinds := list_recognisers()):
@@ -118,6 +118,8 @@ def init(arguments: argparse.Namespace) -> int:
     path = _make_config_path(folder, arguments.path, output)
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view, output)
+    if data.num_unclear:
+        raise make_question_error(str(arguments.path), _ask_orientation(match.type, data))
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None
@@ -211,6 +213,17 @@ def make_name(folder: str) -> str:
     """The name of a pipeline for the data in a folder of this name."""
     name = re.sub(r"[^a-z0-9]+", "_", folder.lower()).strip("_")[:_MAX_NAME_LENGTH].strip("_")
     return name or "my_data"
+
+
+def _ask_orientation(kind: str, data: DataSummary) -> Question:
+    from beam_jobs.sources.folder_view import Question, count
+
+    text = (
+        f"{count(data.num_unclear, 'image')} of {data.total:,} are turned by EXIF, and the "
+        "annotations do not tell whether their boxes were drawn on the turned picture (upright, "
+        "as most tools show it) or on the stored one"
+    )
+    return Question(text, [{"boxes.drawn_on": each} for each in ("upright", "stored")], kind)
 
 
 def _parse_key(text: str) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from beam_jobs.io.raw import RawReader
+from beam_jobs.io.raw import RawReader, open_raw
 from beam_jobs.planning.plan import (
     Record,
     check_labels,
@@ -27,9 +27,10 @@ from beam_jobs.planning.plan import (
 )
 from beam_jobs.planning.splits import split_records
 from beam_jobs.sources import read_all_records, validate_listing
-from beam_jobs.sources.folder_view import count
+from beam_jobs.sources.folder_view import count, read_orientation
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
+from beam_jobs.stages.boxes import is_unclear
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
@@ -42,6 +43,8 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _FILE_PER_IMAGE = {"voc": "Annotations", "yolo": "labels"}
 """The folder of the annotations, for sources with one annotation file for each image."""
+_MAX_ORIENTED = 50_000
+"""Number of images whose orientation is read."""
 _MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
 _STRATIFIED_BELOW = 1000
@@ -75,7 +78,8 @@ class DataSummary:
     `labels` counts images, or boxes for detection, by class, among the records in `found`.
     `given_splits` are the splits that the source gives, if it gives every record one. `factor` is
     the size of the data set, divided by the size of the part that was read. `untested` are the
-    classes without a test image, if all was read.
+    classes without a test image, if all was read. `num_unclear` is the number of images that EXIF
+    turns while nothing tells which picture their boxes are for.
     """
 
     task: Task
@@ -88,6 +92,7 @@ class DataSummary:
     factor: float
     remarks: Sequence[str]
     untested: Sequence[str] = ()
+    num_unclear: int = 0
 
     @property
     def total(self) -> int:
@@ -122,8 +127,8 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
     found = read_all_records(config.source, part, config_file)
     if not found.records:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
-    sample = _decode_sample(found.records, listing.folder, factor)
     try:
+        sample = _decode_sample(found.records, listing.folder, factor)
         split, members, untested = _choose_split(found.records, str(listing.folder), factor)
     except DataError as error:
         if not found.rejected:
@@ -141,7 +146,20 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         factor,
         remarks,
         untested if factor == 1 else (),
+        _count_unclear(found.records, listing.folder),
     )
+
+
+def _count_unclear(records: Sequence[Record], folder: RawFolder) -> int:
+    """The number of images, among many, whose boxes are for an unknown one of two pictures."""
+    number = 0
+    ordered = sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
+    for record in ordered[:_MAX_ORIENTED]:
+        frame = record.frame
+        if record.boxes and frame and not frame.drawn_on and isinstance(record.file, RawFile):
+            with open_raw(record.file, folder) as opened:
+                number += is_unclear(frame, *read_orientation(opened))
+    return number
 
 
 def _choose_split(
@@ -203,8 +221,8 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
     if not sizes:
         first = rejected[0]
         raise DataError(
-            f"{folder}: none of {count(len(rejected), 'image')} can be decoded, such as "
-            f"{first.key}: {first.reason}, {first.detail}"
+            f"{folder}: none of {count(len(rejected), 'image')} tried can be used, such as "
+            f"{first.key}: {first.reason}, {first.detail}."
         )
     return DecodedSample(
         sizes,

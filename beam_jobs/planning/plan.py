@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from beam_jobs.io.raw import Raw
-from beam_jobs.stages.stage import Box, Example, Frame
+from beam_jobs.stages.stage import Box, BoxFrame, Example
 from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
@@ -48,7 +48,7 @@ class Record:
     boxes: tuple[Box, ...] | None = None
     split: str | None = None
     group: str | None = None
-    frame: Frame | None = None
+    frame: BoxFrame | None = None
 
     @property
     def labels(self) -> list[str]:

@@ -40,7 +40,7 @@ from beam_jobs.sources.parsing import (
     parse_text,
 )
 from beam_jobs.stages.boxes import check_box
-from beam_jobs.stages.stage import Box, Frame, Names, Reject, parameters
+from beam_jobs.stages.stage import Box, BoxFrame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.sources import BoxOptions
 from pipeline_ops.errors import DataError, TrainyardError
@@ -161,7 +161,7 @@ class SourceFiles:
         self.by_key = {file.key: file for file in listing.files}
         self.unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
-        self._frames: dict[Any, Frame] = {}
+        self._frames: dict[Any, BoxFrame] = {}
         self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -383,12 +383,12 @@ class SourceFiles:
         frame = None if boxes is None else self._make_frame(size, entry.drawn_on)
         return Record(image, label, boxes, split, group, frame)
 
-    def _make_frame(self, size: tuple[float, float] | None, drawn_on: Any) -> Frame:
+    def _make_frame(self, size: tuple[float, float] | None, drawn_on: Any) -> BoxFrame:
         """The frame of an image. Images of equal size share it."""
         if frame := self._frames.get((size, drawn_on)):
             return frame
         options = self._boxes
-        frame = Frame(size, options.drawn_on or drawn_on, options.outside, options.max_outside)
+        frame = BoxFrame(size, options.drawn_on or drawn_on, options.outside, options.max_outside)
         return self._frames.setdefault((size, drawn_on), frame)
 
     def _check_record(self, record: Record) -> None:
@@ -399,7 +399,7 @@ class SourceFiles:
             if fault := self._find_label_fault(label):
                 raise fault
         for box in record.boxes or ():
-            check_box(box, record.frame or Frame())
+            check_box(box, record.frame or BoxFrame())
 
     def _find_label_fault(self, label: str) -> Reject | None:
         if not label or escape_surrogates(label) != label:

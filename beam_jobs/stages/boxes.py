@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from beam_jobs.stages.stage import Box, Example, Frame, Reject
+from beam_jobs.stages.stage import Box, BoxFrame, Example, Reject
 
 FRACTIONS = (1.0, 1.0)
 """The size in the frame of boxes whose coordinates are fractions of the image."""
@@ -68,7 +68,7 @@ def cut_out(
     return example.with_image(image, clip_to_image(moved, height, width, min_visible))
 
 
-def check_box(box: Box, frame: Frame) -> None:
+def check_box(box: Box, frame: BoxFrame) -> None:
     """Checks a box without its image. Raises Reject: box_not_finite, box_inverted, box_outside."""
     if not all(map(math.isfinite, (box.ymin, box.xmin, box.ymax, box.xmax))):
         raise Reject("box_not_finite", str(box))
@@ -79,7 +79,7 @@ def check_box(box: Box, frame: Frame) -> None:
 
 
 def convert_boxes(
-    boxes: Iterable[Box], frame: Frame, stored: tuple[int, int], orientation: int
+    boxes: Iterable[Box], frame: BoxFrame, stored: tuple[int, int], orientation: int
 ) -> tuple[Box, ...]:
     """The boxes of a source in pixels of the upright image, clipped to it.
 
@@ -103,7 +103,7 @@ def convert_boxes(
     return tuple(box for box in clipped if box is not None)
 
 
-def is_unclear(frame: Frame, stored: tuple[int, int], orientation: int) -> bool:
+def is_unclear(frame: BoxFrame, stored: tuple[int, int], orientation: int) -> bool:
     """Returns whether boxes may be for the upright or for the stored image, and nothing tells."""
     turns = orientation in range(2, 9)
     is_sideways = orientation in (5, 6, 7, 8) and stored[0] != stored[1]
@@ -112,7 +112,7 @@ def is_unclear(frame: Frame, stored: tuple[int, int], orientation: int) -> bool:
 
 
 def _find_drawn_on(
-    frame: Frame, stored: tuple[int, int], upright: tuple[int, int], orientation: int
+    frame: BoxFrame, stored: tuple[int, int], upright: tuple[int, int], orientation: int
 ) -> Literal["upright", "stored"]:
     size = None if frame.size == FRACTIONS else frame.size
     if size is not None and size not in (stored, upright):
@@ -134,7 +134,7 @@ def _find_drawn_on(
     return frame.drawn_on or "stored"
 
 
-def _clip(box: Box, size: Size, frame: Frame) -> Box | None:
+def _clip(box: Box, size: Size, frame: BoxFrame) -> Box | None:
     """The part of a box in its image. None if the frame says to drop a box that leaves it."""
     height, width = size
     try:
@@ -149,7 +149,7 @@ def _clip(box: Box, size: Size, frame: Frame) -> Box | None:
     return clipped
 
 
-def _check_inside(box: Box, size: Size, frame: Frame) -> None:
+def _check_inside(box: Box, size: Size, frame: BoxFrame) -> None:
     height, width = size
     share = frame.max_outside if frame.outside == "clip" else 0.0
     down, right = (max(_TOLERANCE_PIXELS, share * side) for side in size)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from beam_jobs.stages.boxes import convert_boxes
-from beam_jobs.stages.stage import Color, Example, Frame, LazyImage, Reject, parameters
+from beam_jobs.stages.stage import BoxFrame, Color, Example, LazyImage, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,7 @@ def decode(example: Example, parameters: Decode) -> Example:
     boxes = example.boxes
     if boxes is not None:
         orientation = header.read_orientation(data)
-        boxes = convert_boxes(boxes, example.frame or Frame(), *orientation)
+        boxes = convert_boxes(boxes, example.frame or BoxFrame(), *orientation)
     return example.replace(pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 

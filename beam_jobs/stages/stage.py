@@ -92,7 +92,7 @@ class Box:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
+class BoxFrame:
     """What the boxes of a source refer to, and what becomes of boxes that leave their image.
 
     Attributes:
@@ -160,7 +160,7 @@ class Example:
     pixels: np.ndarray | LazyImage = _NOT_DECODED
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
-    frame: Frame | None = None
+    frame: BoxFrame | None = None
     split: str = "train"
 
     @property

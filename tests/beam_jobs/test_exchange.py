@@ -18,7 +18,7 @@ from beam_jobs.exchange import (
 )
 from beam_jobs.io.raw import PackedImage
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.stages.stage import Box, Frame
+from beam_jobs.stages.stage import Box, BoxFrame
 from beam_jobs.statistics.summary import Measurements, PlanSummary, RejectedRecord
 from beam_jobs.worker import PlanWorker
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
@@ -45,7 +45,9 @@ def records() -> tuple[Record, ...]:
         Record(file),
         Record(packed, boxes=()),
         Record(dataclasses.replace(packed, column="image")),
-        Record(packed, boxes=(box, box), split="test", group="patient 1", frame=Frame((1.0, 1.0))),
+        Record(
+            packed, boxes=(box, box), split="test", group="patient 1", frame=BoxFrame((1.0, 1.0))
+        ),
     )
 
 

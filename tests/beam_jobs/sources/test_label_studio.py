@@ -7,7 +7,7 @@ import json
 import pytest
 
 from beam_jobs.stages.boxes import FRACTIONS
-from beam_jobs.stages.stage import Box, Frame
+from beam_jobs.stages.stage import Box, BoxFrame
 from pipeline_ops.errors import DataError
 
 
@@ -110,7 +110,7 @@ def test_without_the_size_of_the_image_percentages_are_fractions_of_the_upright_
     shape = a_rectangle()
     del shape["original_width"], shape["original_height"]
     record = read(a_task(an_annotation(shape)))[0]["1.jpg"]
-    assert record.frame == Frame(FRACTIONS, "upright")
+    assert record.frame == BoxFrame(FRACTIONS, "upright")
     assert record.boxes == (Box(0.2, 0.1, 0.6, 0.4, "cat"),)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from beam_jobs.sources.parsing import decode_text, enclose_mask, parse_flag, parse_id, parse_text
 from beam_jobs.stages.boxes import FRACTIONS, convert_boxes
-from beam_jobs.stages.stage import Box, Frame, Reject
+from beam_jobs.stages.stage import Box, BoxFrame, Reject
 
 FALSE = [
     0,
@@ -310,7 +310,7 @@ SIZE = (48, 64)
     ],
 )
 def test_a_box_that_leaves_its_image_is_clipped_rejected_or_dropped(box, options, wanted):
-    frame = Frame(SIZE, **options)
+    frame = BoxFrame(SIZE, **options)
     if isinstance(wanted, str):
         with pytest.raises(Reject) as caught:
             convert_boxes([box], frame, SIZE, 1)
@@ -324,22 +324,24 @@ def test_a_box_that_leaves_its_image_is_clipped_rejected_or_dropped(box, options
 def test_boxes_of_a_turned_image_are_no_guess(orientation, size):
     stored = (32, 32)
     with pytest.raises(Reject) as caught:
-        convert_boxes([Box(0.1, 0.1, 0.5, 0.4, "a")], Frame(size), stored, orientation)
+        convert_boxes([Box(0.1, 0.1, 0.5, 0.4, "a")], BoxFrame(size), stored, orientation)
     assert caught.value.reason == "unclear_orientation"
     assert "preprocess.source.boxes.drawn_on" in caught.value.detail
-    assert convert_boxes([], Frame(size), stored, orientation) == ()
+    assert convert_boxes([], BoxFrame(size), stored, orientation) == ()
 
 
 @pytest.mark.parametrize("size", [None, (48, 64)])
 def test_boxes_drawn_in_a_browser_stay_where_they_are(size):
     box = Box(6, 5, 26, 15, "a")
-    assert convert_boxes([box], Frame(size, "upright"), (48, 64), 3) == (box,)
-    assert convert_boxes([box], Frame(size, "stored"), (48, 64), 3) == (Box(22, 49, 42, 59, "a"),)
+    assert convert_boxes([box], BoxFrame(size, "upright"), (48, 64), 3) == (box,)
+    assert convert_boxes([box], BoxFrame(size, "stored"), (48, 64), 3) == (
+        Box(22, 49, 42, 59, "a"),
+    )
 
 
 def test_the_size_tells_the_picture_of_an_image_on_its_side():
     box = Box(6, 5, 26, 15, "a")
     for drawn_on in (None, "stored", "upright"):
-        assert convert_boxes([box], Frame((64, 48), drawn_on), (48, 64), 6) == (box,)
-        turned = convert_boxes([box], Frame((48, 64), drawn_on), (48, 64), 6)
+        assert convert_boxes([box], BoxFrame((64, 48), drawn_on), (48, 64), 6) == (box,)
+        turned = convert_boxes([box], BoxFrame((48, 64), drawn_on), (48, 64), 6)
         assert turned == (Box(5, 22, 15, 42, "a"),)

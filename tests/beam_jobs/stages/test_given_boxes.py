@@ -11,7 +11,7 @@ from PIL import Image
 
 from beam_jobs.stages.boxes import FRACTIONS, convert_boxes
 from beam_jobs.stages.decode import Decode, decode
-from beam_jobs.stages.stage import Box, Example, Frame, Reject
+from beam_jobs.stages.stage import Box, BoxFrame, Example, Reject
 
 PATCH = Box(3, 5, 9, 21, "patch")
 """Where the stored image of 24x40 is white."""
@@ -49,7 +49,7 @@ def white(image: np.ndarray) -> Box:
 
 
 def run(data: bytes, boxes, size=None, drawn_on=None) -> Example:
-    frame = Frame(size, drawn_on)
+    frame = BoxFrame(size, drawn_on)
     return decode(Example("1", "", data, boxes=tuple(boxes), frame=frame), Decode())
 
 
@@ -110,7 +110,7 @@ def test_a_size_that_is_neither_the_stored_nor_the_upright_is_another_images():
     ],
 )
 def test_a_box_that_leaves_the_image_by_a_pixel_is_clipped(box, wanted):
-    assert convert_boxes([box], Frame(outside="reject"), (24, 40), 1) == (wanted,)
+    assert convert_boxes([box], BoxFrame(outside="reject"), (24, 40), 1) == (wanted,)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_a_box_that_leaves_the_image_by_a_pixel_is_clipped(box, wanted):
 )
 def test_a_box_that_leaves_the_image_by_more_or_as_a_whole_keeps_it_out(box):
     with pytest.raises(Reject) as caught:
-        convert_boxes([box], Frame(outside="reject"), (24, 40), 1)
+        convert_boxes([box], BoxFrame(outside="reject"), (24, 40), 1)
     assert caught.value.reason == "box_outside"
     assert "40x24 pixels" in caught.value.detail
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 255, "6", None])
 def test_an_orientation_that_exif_does_not_know_is_upright(orientation):
-    assert convert_boxes([PATCH], Frame((24, 40)), (24, 40), orientation) == (PATCH,)
+    assert convert_boxes([PATCH], BoxFrame((24, 40)), (24, 40), orientation) == (PATCH,)
 
 
 def test_an_example_for_classification_has_no_boxes_to_settle():

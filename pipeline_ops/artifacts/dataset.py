@@ -176,6 +176,11 @@ class DatasetFigures(BaseModel):
     most_raw_boxes: int = 0
     """The largest number of boxes in a raw image, of which a stage may make several examples."""
 
+    @property
+    def most_boxes_to_answer(self) -> int:
+        """The largest number of boxes for which a served model gets one request."""
+        return max(self.most_boxes, self.most_raw_boxes)
+
 
 def to_grey(color: Sequence[int]) -> int:
     """The luma of ITU-R BT.601, as OpenCV computes it."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
@@ -30,10 +31,8 @@ RANGES = ("", "small", "medium", "large")
 """COCO's ranges of areas, by the ends of the names of their metrics."""
 _AREAS = np.array([(0, 1e10), (0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10)])
 """Their ends, in pixels."""
-MAX_COUNTED = 100
-"""The number of detections of a class in an image, the best ones, that count."""
-_FEWER = (1, 10)
-"""The smaller numbers that other recalls count."""
+_FEWER_DETECTIONS = (1, 10)
+"""The smaller numbers of detections that some recalls count."""
 MAX_GROUPS, MAX_POINTS = 512, 256
 """Limits of what a draw is made of: groups of images, and points of a curve."""
 _DENSE_FACTOR = 64
@@ -84,7 +83,7 @@ def match_all(
     detections: Sequence[ImageDetections],
     size: tuple[int, int],
     num_classes: int,
-    num_counted: int = MAX_COUNTED,
+    num_counted: int = COCO_DETECTIONS,
 ) -> list[ClassMatches]:
     """Returns the matches of one model for each class.
 
@@ -284,7 +283,7 @@ def compute_figures(
                 _average_precision(each, place, overlap, weights_NB, num_true[index], max_points)
                 for overlap in range(len(_OVERLAPS))
             ]
-            for limit, most in enumerate((*_FEWER, np.inf)):  # the matches have no others
+            for limit, most in enumerate((*_FEWER_DETECTIONS, np.inf)):
                 is_right = each.is_right[place] & (each.ranks < most)
                 right_N = np.bincount(each.images, is_right.sum(axis=0), num_images)
                 right = right_N @ weights_NB / len(_OVERLAPS)
@@ -293,8 +292,8 @@ def compute_figures(
         if not end:
             values = {"map": precisions.mean(axis=1)}
             values |= {"map_50": precisions[:, 0], "map_75": precisions[:, 5]}
-            values |= {f"mar_{most}": recalls[:, i] for i, most in enumerate(_FEWER)}
-            values |= {f"mar_{MAX_COUNTED}": recalls[:, 2]}
+            values |= {f"mar_{most}": recalls[:, i] for i, most in enumerate(_FEWER_DETECTIONS)}
+            values[f"mar_{COCO_DETECTIONS}"] = recalls[:, 2]
         is_present = num_true > 0
         num_present = is_present.sum(axis=0)
         for name, by_class in values.items():

@@ -18,12 +18,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import AsServed, ModelEvaluation
+from pipeline_ops.artifacts.results import (
+    COCO_DETECTIONS,
+    AsServed,
+    ModelEvaluation,
+    choose_num_counted,
+)
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
 from pipeline_ops.evaluation.coco import (
-    MAX_COUNTED,
     RANGES,
     ClassMatches,
     compute_known_figures,
@@ -104,7 +108,7 @@ class DetectorFindings:
     """The recommended score threshold, which pictures and counts have."""
     read_images: Callable[[Collection[str]], dict[str, bytes]]
     """Reads images of `scenes`, which have none, by key."""
-    num_counted: int = MAX_COUNTED
+    num_counted: int = COCO_DETECTIONS
     """The number of detections of a class in an image, the best ones, that count."""
     notes: Sequence[str] = ()
     """Sentences about missing figures, and about images with very many boxes."""
@@ -153,7 +157,7 @@ def compute_findings(
     names: Sequence[str],
     measures: Sequence[dict[str, float]],
     read_images: Callable[[Collection[str]], dict[str, bytes]],
-    num_counted: int = MAX_COUNTED,
+    num_counted: int = COCO_DETECTIONS,
 ) -> DetectorFindings:
     """Compares the answers of the challenger and, if there is one, of the champion with the truth.
 
@@ -316,14 +320,6 @@ def _detect_all(
     return scenes, detections, join_slice_values(values, config.slices), limits
 
 
-def choose_num_counted(most_boxes: int, limits: Sequence[int]) -> int:
-    """Returns COCO's 100, or the models' own limit if an image has more boxes than 100.
-
-    `limits` has the largest number of detections that each model can answer.
-    """
-    return max(MAX_COUNTED, *limits) if most_boxes > MAX_COUNTED else MAX_COUNTED
-
-
 def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> list[str]:
     """Says which figures are missing because the test split has no box for them."""
     classes = np.concatenate([each.classes for each in scenes]).astype(int)
@@ -347,10 +343,10 @@ def describe_counting(
     """Says what differs from COCO's figures, and which model cannot find all boxes of an image."""
     most = max(scenes, key=lambda scene: int((~scene.is_crowd).sum()))
     most_boxes, notes = int((~most.is_crowd).sum()), []
-    if num_counted > MAX_COUNTED:
+    if num_counted > COCO_DETECTIONS:
         notes.append(
             f"Up to {num_counted} detections of a class in an image count, and not COCO's "
-            f"{MAX_COUNTED}: an image of the data set has more boxes than that."
+            f"{COCO_DETECTIONS}: an image of the data set has more boxes than that."
         )
     return notes + [
         f"{most.key} has {most_boxes} boxes, and {name} answers {limit} at most: it cannot find "
@@ -503,7 +499,7 @@ def evaluate_boxes(
     detections: Sequence[ImageDetections],
     size: tuple[int, int],
     class_names: Sequence[str],
-    num_counted: int = MAX_COUNTED,
+    num_counted: int = COCO_DETECTIONS,
 ) -> DetectionEvaluation:
     """Computes COCO's figures of one model.
 

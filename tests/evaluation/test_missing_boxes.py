@@ -11,10 +11,9 @@ from evaluation.report_pages import make_training_figures
 from PIL import Image
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.results import EvaluationFigures
+from pipeline_ops.artifacts.results import EvaluationFigures, choose_num_counted
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.evaluation.detector import (
-    choose_num_counted,
     compute_findings,
     describe_counting,
     describe_gaps,

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.file_names import match_without_case
 from beam_jobs.sources.parsing import (
     CORNERS,
     find_split_names,
@@ -47,6 +48,11 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
             "preprocess.source."
         )
     lists = _read_lists(source.image_sets, files)
+    others = match_without_case(images.keys() - annotations, annotations.keys() - images)
+    for name, other in others.items():
+        annotations[name] = annotations.pop(other)
+        if lists is not None and other in lists and name not in lists:
+            lists[name] = lists.pop(other)
     folders = find_split_names({name.partition("/")[0] for name in images.keys() & annotations})
     names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":

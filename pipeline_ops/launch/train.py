@@ -129,8 +129,7 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
     if max_boxes is not None and dataset.most_boxes > max_boxes:
         raise ConfigError(
             f"train.model_parameters.max_boxes is {max_boxes}, and an image has "
-            f"{dataset.most_boxes} boxes. Set it to {dataset.most_boxes} or more, or to null. The "
-            f"data set is {uri}"
+            f"{dataset.most_boxes} boxes. Set it to that or more, or to null. The data set is {uri}"
         )
     open_host_dataset(
         uri,

@@ -21,6 +21,7 @@ from beam_jobs.planning.plan import (
     Record,
     check_labels,
     collect_class_names,
+    count_planned_crowds,
     count_planned_labels,
     hash_key,
     infer_task,
@@ -33,6 +34,7 @@ from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.cli.first_config.folder_view import count
+from pipeline_ops.cli.record_remarks import describe_records
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
 from pipeline_ops.config.sources import AnySource, PackedSource
@@ -71,7 +73,8 @@ class DecodedSample:
 class DataSummary:
     """A data set in figures.
 
-    `labels` counts images, or boxes for detection, by class, among the records in `found`.
+    `labels` counts images, or boxes for detection, by class, among the records in `found`. Crowds
+    do not count. `notes` are sentences about annotations that may not be what their owner means.
     `given_splits` are the splits that the source gives, if it gives every record one. `factor` is
     the size of the data set, divided by the size of the part that was read.
     """
@@ -85,6 +88,12 @@ class DataSummary:
     sample: DecodedSample
     factor: float
     remarks: Sequence[str]
+    notes: Sequence[str] = ()
+
+    @property
+    def most_boxes(self) -> int:
+        """The largest number in an image."""
+        return max((len(record.boxes or ()) for record in self.found.records), default=0)
 
     @property
     def total(self) -> int:
@@ -122,7 +131,7 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     sample = _decode_sample(found.records, listing.folder, factor)
     try:
-        split, members = _choose_split(found.records, str(listing.folder), factor)
+        split, by_split = _choose_split(found.records, str(listing.folder), factor)
     except DataError as error:
         if not found.rejected:
             raise
@@ -130,21 +139,22 @@ def summarise(source: dict[str, object], listing: Listing) -> DataSummary:
     given = {record.split for record in found.records}
     return DataSummary(
         infer_task(found.records),
-        Counter(label for record in found.records for label in record.labels),
+        Counter(label for record in found.records for label in record.learned_labels),
         split,
         sorted(name for name in given if name) if None not in given else (),
-        {name: round(number * factor) for name, number in members.items()},
+        {name: round(len(members) * factor) for name, members in by_split.items()},
         found,
         sample,
         factor,
         remarks,
+        describe_records(by_split),
     )
 
 
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
-) -> tuple[Split, dict[str, int]]:
-    """Returns the shares of the splits, and the number of records in each."""
+) -> tuple[Split, dict[str, list[Record]]]:
+    """Returns the shares of the splits, and the records in each."""
     has_free = any(record.split is None for record in records)
     is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
     names, task = collect_class_names(records), infer_task(records)
@@ -154,8 +164,9 @@ def _choose_split(
         by_split = split_records(records, split)
         explain = explain_from_plan(records, by_split, split)
         try:
-            check_labels(count_planned_labels(by_split), names, source, task, explain)
-            return split, {name: len(members) for name, members in by_split.items()}
+            labels, crowds = count_planned_labels(by_split), count_planned_crowds(by_split)
+            check_labels(labels, names, source, task, explain, crowds)
+            return split, by_split
         except DataError as error:
             problems.append(error)
     raise problems[0]
@@ -226,7 +237,8 @@ def sample_listing(
     files = []
     for file in listing.files:
         is_sampled = _is_in(folder, file) or is_image_name(file.key)
-        stem = posixpath.splitext(posixpath.basename(file.key))[0]  # of image and annotation
+        # Of image and annotation.
+        stem = posixpath.splitext(posixpath.basename(file.key))[0].casefold()
         share = hash_key(b"init", 0, stem) / 2**64 if is_sampled else 0.0
         if share < max_files / total and not _is_in("ImageSets", file):
             files.append(file)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
@@ -398,11 +399,7 @@ _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
         "class_prediction_bias_init": -4.6,
     },
     "post_processing": {"score_converter": "SIGMOID"},
-    "post_processing.batch_non_max_suppression": {
-        "iou_threshold": 0.5,
-        "max_total_detections": 100,
-        "max_detections_per_class": 100,
-    },
+    "post_processing.batch_non_max_suppression": {"iou_threshold": 0.5},
 }
 """The settings of RetinaNet that are fixed in our model. Other values have no counterpart."""
 _OTHER_DEFAULTS: dict[str, Scalar] = {
@@ -545,6 +542,11 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
         parameters["box_loss"] = "giou"
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
+    suppression = model.message("post_processing.batch_non_max_suppression")
+    limit = suppression.take("max_total_detections", int, COCO_DETECTIONS)
+    suppression.take_equal("max_detections_per_class", limit)
+    if limit != COCO_DETECTIONS:
+        parameters["max_detections"] = limit
     return parameters
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from collections import Counter
 
 import pytest
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.planning.plan import plan_job
 
 CROWDED = 120
@@ -43,7 +46,10 @@ def pictures(pipeline, encode):
             "evaluate.gate": [{"metric": "map", "at_least": 0.1}],
         }
         config = load_config(pipeline.config_file, changes)
-        return pipeline.run(plan_job("preprocess", config, "run", {}))
+        plan = plan_job("preprocess", config, "run", {})
+        training = PlannedTraining.from_config(config, sys.executable) if train else None
+        request = plan.request.model_copy(update={"training": training})
+        return pipeline.run(dataclasses.replace(plan, request=request))
 
     return make
 
@@ -106,3 +112,4 @@ def test_more_boxes_than_a_training_takes_are_told_before_any_work(pictures):
     )
     assert outcome.exit_code is ExitCode.CONFIG
     assert "max_boxes is 119, and 07.png has 120 boxes. Set it to 120 or more" in outcome.message
+    assert not outcome.artifact.exists()

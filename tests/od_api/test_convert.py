@@ -667,4 +667,4 @@ def test_the_number_of_answers_is_converted(tmp_path, fields, parameter, is_list
     suppression = f"ssd {{ post_processing {{ batch_non_max_suppression {{ {fields} }} }}"
     found = converted(tmp_path, text.replace("ssd {", suppression))
     assert found.sections["train"]["model_parameters"].get("max_detections") == parameter
-    assert any("max_detections_per_class" in field for field in found.unconverted) == is_listed
+    assert any("max_detections_per_class" in field.path for field in found.unconverted) == is_listed

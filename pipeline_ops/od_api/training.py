@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
@@ -377,6 +376,9 @@ _BACKBONES = {
 _EXACT_BACKBONES = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilenet_v2")
 """The types that have an exact counterpart, not only a nearest one."""
 
+_USUAL_DETECTIONS = 100
+"""The number of detections of an image that a config does not have to name."""
+
 _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
     "": {"encode_background_as_zeros": True, "normalize_loss_by_num_matches": True},
     "feature_extractor.fpn": {"min_level": 3, "max_level": 7},
@@ -543,9 +545,9 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
     suppression = model.message("post_processing.batch_non_max_suppression")
-    limit = suppression.take("max_total_detections", int, COCO_DETECTIONS)
+    limit = suppression.take("max_total_detections", int, _USUAL_DETECTIONS)
     suppression.take_equal("max_detections_per_class", limit)
-    if limit != COCO_DETECTIONS:
+    if limit != _USUAL_DETECTIONS:
         parameters["max_detections"] = limit
     return parameters
 

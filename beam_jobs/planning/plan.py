@@ -20,7 +20,7 @@ import numpy as np
 from beam_jobs.io.raw import Raw
 from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
-from pipeline_ops.artifacts.remarks import CROWDS
+from pipeline_ops.artifacts.remarks import explain_crowds
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
@@ -214,7 +214,7 @@ def check_labels(
     crowds = crowds or {}
     num_crowds = sum(sum(each.values()) for each in crowds.values())
     if num_crowds and not any(sum(each.values()) for each in labels.values()):
-        raise DataError(f"{source}: {_explain_crowds(num_crowds)}")
+        raise DataError(f"{source}: {explain_crowds(num_crowds)}")
     if task == "detection" and not class_names:
         raise DataError(
             f"{source}: a detector needs boxes, found none: no annotation has one. Correct the "
@@ -230,20 +230,13 @@ def check_labels(
         name = missing[0]
         number = crowds.get("train", {}).get(name)
         what = f" of {name} in train"
-        why = _explain_crowds(number, what) if number else _explain(name, labels)
+        why = explain_crowds(number, what) if number else _explain(name, labels)
         raise DataError(f"{source}: no training example of {', '.join(missing)}: {why}")
     for split in SPLITS:
         if not sum(labels[split].values()):
             number = sum(crowds.get(split, {}).values())
-            why = _explain_crowds(number) if number else explain_empty(split)
+            why = explain_crowds(number) if number else explain_empty(split)
             raise DataError(f"{source}: the {split} split has no example: {why}")
-
-
-def _explain_crowds(number: int, what: str = "") -> str:
-    return (
-        f"{number:,} of {number:,} boxes{what} are {CROWDS}. Set iscrowd to 0 where a box is one "
-        "object, or annotate the objects one by one."
-    )
 
 
 def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]]) -> str:

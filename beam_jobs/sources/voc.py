@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.file_names import match_without_case
 from beam_jobs.sources.parsing import (
     CORNERS,
     find_split_names,
@@ -31,7 +30,7 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import SplitName, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, match_without_case, to_raw_key
 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader, read_raw
-from beam_jobs.sources.file_names import match_without_case
 from beam_jobs.sources.parsing import enclose, iterate_path_ends, make_box, parse_number
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import UPRIGHT_FRACTIONS
@@ -29,7 +28,7 @@ from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _MAX_BYTES = 4 << 20

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.artifacts.results import COCO_DETECTIONS, choose_max_detections
 
-CROWDS = "crowds (iscrowd: 1), which a detector does not learn from"
+_CROWDS = "crowds (iscrowd: 1), which a detector does not learn from"
 _MAX_NAMED = 5
 _SEPARATORS = re.compile(r"[\s_]+")
 
@@ -36,8 +36,16 @@ def describe_counts(labels: Mapping[str, Mapping[str, int]], boxes: Mapping[str,
     crowds = {split: max(0, boxes[split] - sum(labels[split].values())) for split in boxes}
     if sum(crowds.values()):
         number = _count(crowds, boxes, "box is", "boxes are")
-        sentences.append(f"{number} {CROWDS}{_list(crowds, boxes)}")
+        sentences.append(f"{number} {_CROWDS}{_list(crowds, boxes)}")
     return sentences
+
+
+def explain_crowds(number: int, what: str = "") -> str:
+    """Says why there is nothing to learn from, with the cure."""
+    return (
+        f"{number:,} of {number:,} boxes{what} are {_CROWDS}. Set iscrowd to 0 where a box is one "
+        "object, or annotate the objects one by one."
+    )
 
 
 def _count(part: Mapping[str, int], whole: Mapping[str, int], one: str, more: str) -> str:

@@ -72,8 +72,11 @@ def _describe_similar_names(counts: Mapping[str, int]) -> list[str]:
 
 def _describe_group(names: Sequence[str], counts: Mapping[str, int]) -> str:
     first, *rest = (f"{name} ({counts[name]:,})" for name in names)
-    only_case = len({name.casefold() for name in names}) == 1
-    difference = "case" if only_case else "case, blanks, underscores or the form of letters"
+    difference = "case, blanks, underscores or the form of letters"
+    if len({name.casefold() for name in names}) == 1:
+        difference = "case"
+    elif len({_SEPARATORS.sub("", name) for name in names}) == 1:
+        difference = "blanks or underscores"
     return f"{first} and {' and '.join(rest)} differ in {difference} only"
 
 

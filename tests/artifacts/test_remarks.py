@@ -21,7 +21,7 @@ from pipeline_ops.artifacts.remarks import (
         ),
         (
             {"traffic light": 9, "traffic_light": 2},
-            ["traffic light (9) and traffic_light (2) differ in case, blanks, underscores or"],
+            ["traffic light (9) and traffic_light (2) differ in blanks or underscores only"],
         ),
         (
             {"Ä": 1, "A\u0308": 2},

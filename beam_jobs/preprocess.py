@@ -23,7 +23,13 @@ from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import compute_mean_unit_size, explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages, describe_stages
-from beam_jobs.statistics.dataset import DatasetStatistics, collect_statistics, find_duplicates
+from beam_jobs.statistics.dataset import (
+    DatasetStatistics,
+    collect_statistics,
+    describe_dataset,
+    find_duplicates,
+    measure_fullest,
+)
 from beam_jobs.statistics.imbalance import compute_dispersion, describe_imbalances
 from beam_jobs.statistics.summary import (
     ShardSummary,
@@ -110,7 +116,10 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     parts = [(summary.split, summary.measurements) for summary in unchanged]
     parts += exchange.read_statistics() if built else []
     statistics = collect_statistics(parts, figures, copies)
-    warnings = _find_imbalances(config, decision, summaries, figures, statistics)
+    numbers = measure_fullest(statistics, decision.by_split)
+    figures = figures.model_copy(update=numbers)
+    warnings = describe_dataset(statistics, figures)
+    warnings += _find_imbalances(config, decision, summaries, figures, statistics)
     figures = figures.model_copy(update={"warnings": warnings})
     bad = filter(None, quarantine.read_bad_records(rejected, source))
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)

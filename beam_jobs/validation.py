@@ -11,13 +11,19 @@ import contextlib
 import dataclasses
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from beam_jobs.io.raw import read_raw
 from beam_jobs.planning.duplicates import CollectionDecision
-from beam_jobs.planning.plan import Record, check_labels, count_planned_labels, shuffle
+from beam_jobs.planning.plan import (
+    Record,
+    check_labels,
+    count_planned_crowds,
+    count_planned_labels,
+    shuffle,
+)
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import (
@@ -44,23 +50,32 @@ from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50
 _MAX_SUFFIXES, _IMAGES_OF_SUFFIX = 4, 2
+_KEEP_BOXES = ("decode", "resize", "equalize", "encode")
+"""Stages that keep all boxes of an image."""
 
 
 def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:
     """Raises DataError if a split or a class has no example left after the stages."""
-    counts: dict[str, Counter[str]] = {}
-    for split, by_name in count_planned_labels(decision.by_split).items():
-        counts[split] = Counter()
-        for name, count in by_name.items():
-            names = map_class_names(source.stages, [name])
-            counts[split].update(dict.fromkeys(names, count))
+    labels, crowds = (
+        {split: _map_counts(source, each) for split, each in count(decision.by_split).items()}
+        for count in (count_planned_labels, count_planned_crowds)
+    )
     check_labels(
-        counts,
+        labels,
         source.class_names,
         str(source.folder),
         source.task,
         explain_from_plan(source.found.records, decision.by_split, config.split),
+        crowds=crowds,
     )
+
+
+def _map_counts(source: SourceData, counts: Mapping[str, int]) -> Counter[str]:
+    """Returns counts by the classes after the stages."""
+    found: Counter[str] = Counter()
+    for name, count in counts.items():
+        found.update(dict.fromkeys(map_class_names(source.stages, [name]), count))
+    return found
 
 
 def try_stages(
@@ -177,6 +192,9 @@ def validate_model(
     training: PlannedTraining, config: Preprocess, source: SourceData, layout: Layout
 ) -> None:
     """Checks that a training can run on the data. No image is read if the config gives the size."""
+    if all(stage.name in _KEEP_BOXES for stage in config.stages):
+        fullest = max(source.found.records, key=lambda each: len(each.boxes or ()))
+        training.check_max_boxes(fullest.key, len(fullest.boxes or ()))
     size = find_image_size(config.stages)
     shape: tuple[int, int, int] | None
     if size and not requires_process(Train.model_validate(training.train)):

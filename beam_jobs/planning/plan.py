@@ -20,6 +20,7 @@ import numpy as np
 from beam_jobs.io.raw import Raw
 from beam_jobs.stages.stage import Box, BoxFrame, Example
 from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
+from pipeline_ops.artifacts.remarks import explain_crowds
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
@@ -54,6 +55,13 @@ class Record:
     def labels(self) -> list[str]:
         """The label of the image, or the labels of its boxes."""
         return [self.label] if self.boxes is None else [box.label for box in self.boxes]
+
+    @property
+    def learned_labels(self) -> list[str]:
+        """The label of the image, or the labels of its boxes without crowds."""
+        if self.boxes is None:
+            return [self.label]
+        return [box.label for box in self.boxes if not box.is_crowd]
 
     @property
     def key(self) -> str:
@@ -175,9 +183,19 @@ def infer_task(records: Iterable[Record]) -> Task:
 
 
 def count_planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
-    """The number of records, or of boxes for detection, by split and label."""
+    """The number of records, or of boxes for detection, by split and label. Crowds do not count."""
     return {
-        split: Counter(label for record in records for label in record.labels)
+        split: Counter(label for record in records for label in record.learned_labels)
+        for split, records in by_split.items()
+    }
+
+
+def count_planned_crowds(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
+    """The number of crowds by split and label."""
+    return {
+        split: Counter(
+            box.label for record in records for box in record.boxes or () if box.is_crowd
+        )
         for split, records in by_split.items()
     }
 
@@ -189,16 +207,21 @@ def check_labels(
     task: Task,
     explain_empty: Callable[[str], str],
     cure: str = _CURE,
+    crowds: Mapping[str, Mapping[str, int]] | None = None,
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
-    `labels` counts examples, or boxes, by split and class. `explain_empty` is for a split's name,
-    and `cure` for a class that only the other splits have.
+    `labels` counts examples, or boxes without crowds, by split and class, and `crowds` the crowds.
+    `explain_empty` is for a split's name, and `cure` for a class that only the other splits have.
     """
+    crowds = crowds or {}
+    num_crowds = sum(sum(each.values()) for each in crowds.values())
+    if num_crowds and not any(sum(each.values()) for each in labels.values()):
+        raise DataError(f"{source}: {explain_crowds(num_crowds)}")
     if task == "detection" and not class_names:
         raise DataError(
-            f"{source}: a detector needs boxes, found none. "
-            "Correct the annotations, or preprocess.source."
+            f"{source}: a detector needs boxes, found none: no annotation has one. Correct the "
+            "annotations, or preprocess.source."
         )
     if task == "classification" and len(class_names) < 2:
         raise DataError(
@@ -207,13 +230,16 @@ def check_labels(
             "Put the images of each class into a folder with the name of the class."
         )
     if missing := [name for name in class_names if not labels["train"].get(name)]:
-        raise DataError(
-            f"{source}: no training example of {', '.join(missing)}: "
-            f"{_explain(missing[0], labels, cure)}"
-        )
+        name = missing[0]
+        number = crowds.get("train", {}).get(name)
+        what = f" of {name} in train"
+        why = explain_crowds(number, what) if number else _explain(name, labels, cure)
+        raise DataError(f"{source}: no training example of {', '.join(missing)}: {why}")
     for split in SPLITS:
         if not sum(labels[split].values()):
-            raise DataError(f"{source}: the {split} split has no example: {explain_empty(split)}")
+            number = sum(crowds.get(split, {}).values())
+            why = explain_crowds(number) if number else explain_empty(split)
+            raise DataError(f"{source}: the {split} split has no example: {why}")
 
 
 def _explain(class_name: str, labels: Mapping[str, Mapping[str, int]], cure: str) -> str:

@@ -20,12 +20,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from beam_jobs.sources.parsing import decode_text, is_image_name, loosen
+from beam_jobs.sources.parsing import decode_text, is_image_name
 from beam_jobs.stages.boxes import Size
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, to_file_version, to_raw_key
+from pipeline_ops.raw_data.raw_file import (
+    RawFile,
+    RejectedFile,
+    loosen,
+    to_file_version,
+    to_raw_key,
+)
 from pipeline_ops.storage.local_files import describe_os_error
 
 _MAX_FILES = 2_000_000

@@ -243,11 +243,6 @@ def iterate_path_ends(path: Any) -> Iterator[str]:
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
-def loosen(name: str) -> str:
-    """A name or a path without differences that other systems do not make."""
-    return unicodedata.normalize("NFC", name).casefold()
-
-
 def escape_surrogates(value: str) -> str:
     """Escapes lone halves of surrogate pairs, which JSON and UTF-8 do not allow."""
     return value.encode("utf-8", "backslashreplace").decode()

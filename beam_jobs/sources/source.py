@@ -33,7 +33,6 @@ from beam_jobs.sources.parsing import (
     escape_surrogates,
     is_image_name,
     iterate_path_ends,
-    loosen,
     make_box,
     parse_size,
     parse_split,
@@ -45,7 +44,7 @@ from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.sources import BoxOptions
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, loosen, to_raw_key
 
 __all__ = ["Box", "Names", "Reject", "SourceEntry", "SourceFiles", "SourceFailed", "parameters"]
 

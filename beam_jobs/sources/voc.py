@@ -50,7 +50,7 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import SplitName, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, match_without_case, to_raw_key
 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
@@ -67,6 +67,11 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
             "preprocess.source."
         )
     lists = _read_lists(source.image_sets, files)
+    others = match_without_case(images.keys() - annotations, annotations.keys() - images)
+    for name, other in others.items():
+        annotations[name] = annotations.pop(other)
+        if lists is not None and other in lists and name not in lists:
+            lists[name] = lists.pop(other)
     folders = find_split_names({name.partition("/")[0] for name in images.keys() & annotations})
     names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":

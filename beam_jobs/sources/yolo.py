@@ -10,6 +10,7 @@ folder, and so on, until there is something in it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import posixpath
@@ -18,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from beam_jobs.io.raw import RawReader
+from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     FolderView,
@@ -41,7 +42,7 @@ from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile
+from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _MAX_BYTES = 4 << 20
@@ -94,15 +95,16 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
     for place in places:
         read_place = _list_images if place.is_folder else _read_list
         for image in read_place(place, files, source):
-            by_label[posixpath.splitext(_to_labels(image.file.key))[0] + ".txt"].append(image)
-    labels = {key: file for key in by_label if (file := files.by_key.get(key))}
+            by_label[_make_label_key(image.file.key)].append(image)
+    others, lost = _match_other_names(files, by_label, names)
+    labels = {key: file for key in by_label if (file := files.by_key.get(others.get(key, key)))}
     if by_label and not labels:
         key, (image, *_) = next(iter(by_label.items()))
         raise DataError(
             f"{files.listing.folder}: none of the {len(by_label)} images has a label file. That of "
             f"{image.file.key} would be {key}. Put the label files there, or correct {source.data}."
         )
-    reader = RawReader(labels.values(), files.listing.folder)
+    reader, num_empty = RawReader(labels.values(), files.listing.folder), 0
     for key, images in by_label.items():
         keys = sorted({image.file.key for image in images})
         for image_key in keys if len(keys) > 1 else ():
@@ -111,18 +113,27 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
                 raise Reject("ambiguous_image", detail)
         if len(keys) == 1:
             with files.entry(images[0].place, keys[0]) as entry:
-                label_file = files.get(key)
+                if (folder := posixpath.dirname(key)) in lost and key not in labels:
+                    detail = f"there is no label file {key}, and {lost[folder]} has no image"
+                    raise Reject("no_annotation", f"{detail}. Give both the same name")
+                label_file = files.get(others.get(key, key))
                 boxes = _parse_labels(reader.read(label_file), names) if label_file else ()
+                num_empty += label_file is not None and not boxes
                 for file, split, entry.place in images:
                     yield SourceEntry(
                         file, boxes=boxes, split=split, frame=FRACTIONS, drawn_on="upright"
                     )
-    _reject_unused_labels(places, files, by_label)
+    _reject_unused_labels(places, files, {*by_label, *others.values()})
+    if labels and num_empty == len(labels):
+        raise DataError(
+            f"{files.listing.folder}: a detector needs boxes, found none: {num_empty} label files "
+            "are there, and all of them are empty. Export the annotations again."
+        )
 
 
 def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_Image]:
     for key in itertools.chain(files.by_key, files.unreadable):
-        if key.startswith(place.prefix) and not key.endswith(_OTHER_SUFFIXES):
+        if key.startswith(place.prefix) and not key.lower().endswith(_OTHER_SUFFIXES):
             with files.entry(key, key):
                 if file := files.get(key):
                     yield _Image(file, place.split, place.line)
@@ -138,6 +149,41 @@ def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterato
                 folder = posixpath.dirname(source.data)
                 file = near or files.find_image_from_elsewhere(path, folder)
                 yield _Image(file, place.split, entry.place)
+
+
+def _make_label_key(image: str) -> str:
+    return posixpath.splitext(_to_labels(image))[0] + ".txt"
+
+
+def _match_other_names(
+    files: SourceFiles, by_label: Collection[str], names: Mapping[int, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Looks for label files that no image has, where images have no label file.
+
+    Returns the label files whose names differ from the right ones in case only, by the right names,
+    and one of the rest for each folder. There, an image without a label file may be no background.
+    """
+    missing = {key for key in by_label if key not in files.by_key and key not in files.unreadable}
+    folders = set(map(posixpath.dirname, missing))
+    texts = [key for key in files.by_key if key.lower().endswith(".txt")]
+    spare = [key for key in texts if posixpath.dirname(key) in folders and key not in by_label]
+    if spare:
+        owned = {_make_label_key(key) for key in files.by_key if not key.lower().endswith(".txt")}
+        spare = [key for key in spare if key not in owned and not key.endswith("classes.txt")]
+    pairs, lost = match_without_case(missing, spare), {}
+    for key in sorted({*spare} - {*pairs.values()}):
+        # Beside images, lists and notes may lie, too.
+        if (folder := posixpath.dirname(key)) not in lost and _has_boxes(files, key, names):
+            lost[folder] = key
+    return pairs, lost
+
+
+def _has_boxes(files: SourceFiles, key: str, names: Mapping[int, str]) -> bool:
+    if "/labels/" in f"/{key}":
+        return True
+    with contextlib.suppress(Reject):
+        return bool(_parse_labels(read_raw(files.by_key[key], files.listing.folder), names))
+    return False
 
 
 def _to_labels(path: str) -> str:
@@ -158,7 +204,7 @@ def _reject_unused_labels(
     for file in files.listing.files:
         if (
             file.key.startswith(prefixes)
-            and file.key.endswith(".txt")
+            and file.key.lower().endswith(".txt")
             and file.key not in used
             and posixpath.basename(file.key) != "classes.txt"  # some tools write it
         ):

@@ -185,8 +185,12 @@ class Example:
 
     @property
     def labels(self) -> list[str]:
-        """The label of the image, or the labels of its boxes."""
-        return [self.label] if self.boxes is None else [box.label for box in self.boxes]
+        """The label of the image, or the labels of its boxes without crowds, where nothing is
+        learned.
+        """
+        if self.boxes is None:
+            return [self.label]
+        return [box.label for box in self.boxes if not box.is_crowd]
 
     def with_image(
         self, image: np.ndarray, boxes: tuple[Box, ...] | None | EllipsisType = ...

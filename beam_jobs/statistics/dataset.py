@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.summary import Measurements, merge_measurements
+from pipeline_ops.artifacts import remarks
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.config.preprocess import Drift, SchemaChange
@@ -126,6 +127,29 @@ def collect_statistics(
         )
     edges = {name: each.edges for name, each in FEATURES.items() if each.level != "answer"}
     return DatasetStatistics(edges=edges, splits=splits, duplicates=duplicates)
+
+
+def measure_fullest(
+    statistics: DatasetStatistics, by_split: Mapping[str, Sequence[Record]]
+) -> dict[str, int]:
+    """Returns the figures of the examples and of the raw images with the most boxes."""
+    histogram = statistics.merge_splits().features.get("boxes_per_image")
+    records = (record for records in by_split.values() for record in records)
+    return {
+        "most_boxes": int((histogram and histogram.maximum) or 0),
+        "most_raw_boxes": max((len(each.boxes or ()) for each in records), default=0),
+    }
+
+
+def describe_dataset(statistics: DatasetStatistics, figures: DatasetFigures) -> list[str]:
+    """Returns sentences about crowds, classes of similar names, and very many boxes."""
+    boxes = {
+        split: sum(found["box_area"].count for found in each.by_class.values())
+        for split, each in statistics.splits.items()
+    }
+    found = remarks.describe_counts(figures.labels, boxes)
+    found += remarks.describe_most_boxes("An image", figures.most_boxes_to_answer)
+    return [f"{sentence}." for sentence in found]
 
 
 def find_duplicates(

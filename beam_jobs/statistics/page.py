@@ -21,6 +21,7 @@ from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
 from beam_jobs.statistics.summary import NO_BOXES, NO_LABEL, BadRecord
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.features import FEATURES, LABELS, Histogram
+from pipeline_ops.artifacts.remarks import describe_empty_images
 from pipeline_ops.pages.charts import draw_binned_histogram, draw_distance, format_number
 from pipeline_ops.pages.page import render_page
 
@@ -118,12 +119,12 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
             f"Brightness was measured for {measured:,} of {examples}: "
             "no stage needed the pixels of the others.",
         )
-    for name, is_good, text in (
-        (NO_LABEL, False, "no label."),
-        (NO_BOXES, True, "no box: nothing but background."),
-    ):
-        if count := whole.missing.get(name):
-            yield is_good, f"{_pluralize(count, 'example has', 'examples have')} {text}"
+    if count := whole.missing.get(NO_LABEL):
+        yield False, f"{_pluralize(count, 'example has', 'examples have')} no label."
+    splits = data.statistics.splits
+    empty = {split: each.missing.get(NO_BOXES, 0) for split, each in splits.items()}
+    for text in describe_empty_images(empty, data.figures.num_examples):
+        yield True, f"{text}: nothing but background."
 
 
 def _pluralize(count: int, one: str, more: str) -> str:

@@ -146,9 +146,9 @@ class DatasetFigures(BaseModel):
     """The `figures` of a data set's manifest.
 
     `image_shape` is (height, width, channels) if all images have it. `labels` counts by split and
-    class name: examples for classification, boxes for detection. All counts cover the examples that
-    a reader gets, while a file's `num_examples` in the manifest includes its removed examples.
-    `removed` holds positions in ascending order, by shard.
+    class name: examples for classification, boxes without crowds for detection. All counts cover
+    the examples that a reader gets, while a file's `num_examples` in the manifest includes its
+    removed examples. `removed` holds positions in ascending order, by shard.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -169,7 +169,17 @@ class DatasetFigures(BaseModel):
     """The newest generation that has shards here."""
     removed: dict[str, list[int]] = {}
     warnings: list[str] = []
-    """Sentences about splits or shards that are unbalanced by class beyond chance."""
+    """Sentences about what the examples lack or have too much of, such as shards that are
+    unbalanced by class beyond chance."""
+    most_boxes: int = 0
+    """The largest number of boxes in an example."""
+    most_raw_boxes: int = 0
+    """The largest number of boxes in a raw image, of which a stage may make several examples."""
+
+    @property
+    def most_boxes_to_answer(self) -> int:
+        """The largest number of boxes for which a served model gets one request."""
+        return max(self.most_boxes, self.most_raw_boxes)
 
 
 def to_grey(color: Sequence[int]) -> int:

@@ -6,7 +6,8 @@ data set's figures are in `dataset.py`, next to the shard names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,27 @@ MIN_SCORE = 0.01
 
 It is low, because average precision also covers uncertain detections.
 """
+COCO_DETECTIONS = 100
+"""The number of detections of a class in an image, the best ones, that COCO's figures count."""
+_DETECTIONS_STEP = 100
+
+
+def choose_max_detections(most_boxes: int) -> int:
+    """Returns the largest number of detections of an image for a data set with up to `most_boxes`
+    boxes in an image: COCO's 100, or the next hundred.
+    """
+    return max(COCO_DETECTIONS, math.ceil(most_boxes / _DETECTIONS_STEP) * _DETECTIONS_STEP)
+
+
+def choose_num_counted(most_boxes: int, limits: Iterable[int]) -> int:
+    """Returns how many detections of a class in an image count: COCO's 100, or the models' own
+    limit if an image has more boxes than 100.
+
+    `limits` has the largest number of detections that each model can answer.
+    """
+    return max(COCO_DETECTIONS, *limits) if most_boxes > COCO_DETECTIONS else COCO_DETECTIONS
+
+
 WEIGHTS = "weights.npz"
 """Training: the trained weights by index, `w0000` and so on, in the order of `model.weights`."""
 REFERENCE_EXAMPLES = "reference.tfrecord"

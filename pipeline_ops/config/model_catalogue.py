@@ -54,7 +54,7 @@ def _make_backbone(name: str, *parameters: str, **facts: Any) -> CatalogueModel:
 CATALOGUE: Mapping[str, CatalogueModel] = {
     "center_detector": CatalogueModel(
         "center_detector",
-        ("width",),
+        ("width", "max_detections"),
         task="detection",
         metrics=("heat_loss", "box_iou"),
         min_size=16,
@@ -87,6 +87,7 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
             "anchor_scale",
             "box_loss",
             "max_boxes",
+            "max_detections",
         ),
         task="detection",
         metrics=("class_loss", "box_iou"),

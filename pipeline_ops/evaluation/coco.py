@@ -1,8 +1,9 @@
 """COCO's figures of a detector, also on a selection of the test images, and with repetitions.
 
 A detection is matched with a true box of its image as pycocotools does it (`cocoeval.py`), and the
-figures equal its figures (a test compares them). Boxes are held in arrays, 130 bytes each: the
-dictionaries that COCO's libraries take need a kilobyte.
+figures equal its figures (a test compares them). Only where an image has more than 100 boxes, all
+detections count, as a figure could not reach 1 otherwise. Boxes are held in arrays, 130 bytes each:
+the dictionaries that COCO's libraries take need a kilobyte.
 
 A bootstrap needs the figures a thousand times. The match of a detection does not depend on other
 images, so a draw only weighs each image by the number of times that it was drawn. The figures of a
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
@@ -29,8 +31,8 @@ RANGES = ("", "small", "medium", "large")
 """COCO's ranges of areas, by the ends of the names of their metrics."""
 _AREAS = np.array([(0, 1e10), (0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10)])
 """Their ends, in pixels."""
-_LIMITS = (1, 10, 100)
-"""The numbers of detections of a class in an image, the best ones, that count."""
+_FEWER_DETECTIONS = (1, 10)
+"""The smaller numbers of detections that some recalls count."""
 MAX_GROUPS, MAX_POINTS = 512, 256
 """Limits of what a draw is made of: groups of images, and points of a curve."""
 _DENSE_FACTOR = 64
@@ -81,10 +83,12 @@ def match_all(
     detections: Sequence[ImageDetections],
     size: tuple[int, int],
     num_classes: int,
+    num_counted: int = COCO_DETECTIONS,
 ) -> list[ClassMatches]:
     """Returns the matches of one model for each class.
 
     `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
     parts: list[list[ClassMatches]] = [[_NOTHING] for _ in range(num_classes)]
@@ -94,7 +98,7 @@ def match_all(
         boxes = _to_pixels(answer, scene.key, size, num_classes)
         order = np.argsort(-answer.scores, kind="stable")
         for index in np.union1d(scene.classes, answer.classes).tolist():
-            chosen = order[answer.classes[order] == index][: _LIMITS[-1]]
+            chosen = order[answer.classes[order] == index][:num_counted]
             is_class = scene.classes == index
             part = _match(image, boxes[chosen], true_boxes[is_class], scene.is_crowd[is_class])
             parts[index].append(part)
@@ -279,7 +283,7 @@ def compute_figures(
                 _average_precision(each, place, overlap, weights_NB, num_true[index], max_points)
                 for overlap in range(len(_OVERLAPS))
             ]
-            for limit, most in enumerate(_LIMITS):
+            for limit, most in enumerate((*_FEWER_DETECTIONS, np.inf)):
                 is_right = each.is_right[place] & (each.ranks < most)
                 right_N = np.bincount(each.images, is_right.sum(axis=0), num_images)
                 right = right_N @ weights_NB / len(_OVERLAPS)
@@ -288,7 +292,8 @@ def compute_figures(
         if not end:
             values = {"map": precisions.mean(axis=1)}
             values |= {"map_50": precisions[:, 0], "map_75": precisions[:, 5]}
-            values |= {f"mar_{most}": recalls[:, i] for i, most in enumerate(_LIMITS)}
+            values |= {f"mar_{most}": recalls[:, i] for i, most in enumerate(_FEWER_DETECTIONS)}
+            values[f"mar_{COCO_DETECTIONS}"] = recalls[:, 2]
         is_present = num_true > 0
         num_present = is_present.sum(axis=0)
         for name, by_class in values.items():

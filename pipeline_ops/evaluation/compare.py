@@ -198,7 +198,9 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
         title = name.replace("_", " ").capitalize()
         y_min = 0.0 if name.endswith("loss") else math.inf
         drawn.append((title, draw_line_chart(f"{title} by epoch", lines, y_min=y_min)))
-    curves = [Line(run.name, style, to_recall_points(run.curves)) for run, style in runs]
+    curves = [
+        Line(run.name, style, to_recall_points(run.curves)) for run, style in runs if run.curves
+    ]
     text = "Precision against recall as the mean of all classes"
     chart = draw_share_chart(text, "recall", curves)
     return [*drawn, ("Precision and recall", chart)]

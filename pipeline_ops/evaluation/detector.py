@@ -18,7 +18,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import AsServed, ModelEvaluation
+from pipeline_ops.artifacts.results import (
+    COCO_DETECTIONS,
+    AsServed,
+    ModelEvaluation,
+    choose_num_counted,
+)
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
@@ -57,6 +62,8 @@ from pipeline_ops.served.contract import DECODE, DETECTOR_OUTPUTS
 from pipeline_ops.served.references import EqualBoxes, describe_other_detections
 
 _MAX_BATCH_IMAGES = 32
+_MAX_NAMED = 10
+_SCORES = DETECTOR_OUTPUTS[1]
 _MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
 _DEFAULT_SCORE = 0.5
@@ -101,6 +108,10 @@ class DetectorFindings:
     """The recommended score threshold, which pictures and counts have."""
     read_images: Callable[[Collection[str]], dict[str, bytes]]
     """Reads images of `scenes`, which have none, by key."""
+    num_counted: int = COCO_DETECTIONS
+    """The number of detections of a class in an image, the best ones, that count."""
+    notes: Sequence[str] = ()
+    """Sentences about missing figures, and about images with very many boxes."""
     slices: Sequence[Group] = ()
     as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
@@ -111,7 +122,11 @@ class DetectorFindings:
 
     def build_metrics(self) -> dict[str, Any]:
         """Returns the part of `metrics.json` that only a detector has."""
-        return {"by_size": self.by_size, "recommended_min_score": self.min_score}
+        return {
+            "by_size": self.by_size,
+            "recommended_min_score": self.min_score,
+            "num_counted_detections": self.num_counted,
+        }
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFindings:
@@ -120,10 +135,37 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
     ]
-    scenes, detections, slices = _detect_all(job, config, inputs, clients)
+    scenes, detections, slices, limits = _detect_all(job, config, inputs, clients)
+    most_boxes = max(inputs.dataset.figures.most_boxes, max(len(each.boxes) for each in scenes))
+    num_counted = choose_num_counted(most_boxes, limits)
+    read = functools.partial(read_images, inputs.test_shards, inputs.removed_test_positions)
+    measures = measure_models(config, inputs, clients)
+    found = compute_findings(scenes, detections, size, names, measures, read, num_counted)
+    notes = describe_counting(num_counted, scenes, limits, [each.name for each in inputs.models])
+    return dataclasses.replace(
+        found,
+        notes=[*found.notes, *notes],
+        slices=build_slice_groups([each.matches for each in found.evaluations], slices),
+        as_served=_compare_files(job, inputs, clients[0], scenes, detections[0], num_counted),
+    )
+
+
+def compute_findings(
+    scenes: list[TrueBoxes],
+    detections: Sequence[list[ImageDetections]],
+    size: tuple[int, int],
+    names: Sequence[str],
+    measures: Sequence[dict[str, float]],
+    read_images: Callable[[Collection[str]], dict[str, bytes]],
+    num_counted: int = COCO_DETECTIONS,
+) -> DetectorFindings:
+    """Compares the answers of the challenger and, if there is one, of the champion with the truth.
+
+    `detections` and `measures` have an entry for each model. Any figure may be missing.
+    """
     evaluations, models, thresholds, sizes = [], [], [], []
-    for found, measures in zip(detections, measure_models(config, inputs, clients), strict=True):
-        evaluations.append(evaluate_boxes(scenes, found, size, names))
+    for found, measured in zip(detections, measures, strict=True):
+        evaluations.append(evaluate_boxes(scenes, found, size, names, num_counted))
         thresholds.append(recommend_min_score(scenes, found))
         confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
         sizes.append(by_size)
@@ -137,25 +179,21 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
                 metrics=evaluations[-1].metrics,
                 classes=classes,
                 confusion=confusion.tolist(),
-                measures=measures,
+                measures=measured,
             )
         )
+    draws = (draw_figures(each.matches, len(scenes)) for each in evaluations)
     baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
     return DetectorFindings(
-        build_drawn_group(
-            len(scenes),
-            models,
-            (draw_figures(each.matches, len(scenes)) for each in evaluations),
-            baseline=baseline,
-        ),
+        build_drawn_group(len(scenes), models, draws, baseline=baseline),
         evaluations,
         sizes[0],
         scenes,
         detections[0],
         thresholds[0],
-        functools.partial(read_images, inputs.test_shards, inputs.removed_test_positions),
-        build_slice_groups([each.matches for each in evaluations], slices),
-        _compare_files(job, inputs, clients[0], scenes, detections[0]),
+        read_images,
+        num_counted,
+        describe_gaps(scenes, names),
     )
 
 
@@ -165,6 +203,7 @@ def _compare_files(
     client: SavedModelClient,
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
+    num_counted: int,
 ) -> AsServed:
     """Compares the challenger's answers to raw files with `detections`, those to the scenes."""
     tests = find_raw_tests(inputs, client)
@@ -181,8 +220,11 @@ def _compare_files(
     chosen_scenes = [scenes[row] for row in chosen]
     chosen_detections = [detections[row] for row in chosen]
     from_files, from_images = (
-        evaluate_boxes(chosen_scenes, each, size, names) for each in (found, chosen_detections)
+        evaluate_boxes(chosen_scenes, each, size, names, num_counted)
+        for each in (found, chosen_detections)
     )
+    if _METRIC not in from_files.metrics:
+        return AsServed(reason="the raw test files show no box to find")
     agreement = float(np.mean(list(map(_have_equal_boxes, found, chosen_detections))))
     draws, other_draws = (
         draw_figures(each.matches, len(chosen), RANGES[:1])[_METRIC]
@@ -195,8 +237,8 @@ def _compare_files(
         num_files=len(chosen),
         agreement=agreement,
         metric=_METRIC,
-        from_files=from_files.metrics.get(_METRIC, 0.0),
-        from_images=from_images.metrics.get(_METRIC, 0.0),
+        from_files=from_files.metrics[_METRIC],
+        from_images=from_images.metrics[_METRIC],
         low=interval[0],
         high=interval[1],
         passed=agreement >= MIN_BOX_AGREEMENT and bool(is_noise),
@@ -242,14 +284,16 @@ def build_slice_groups(
 
 def _detect_all(
     job: Job, config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
-) -> tuple[list[TrueBoxes], list[list[ImageDetections]], dict[str, np.ndarray]]:
-    """Returns the scenes without their images, the answers of each model, and the slices' values.
+) -> tuple[list[TrueBoxes], list[list[ImageDetections]], dict[str, np.ndarray], list[int]]:
+    """Returns the scenes without their images, the answers of each model, the slices' values, and
+    the largest number of detections that each model can answer.
 
     Images are held for one batch. Raises DataError if the shards hold another number of them.
     """
     scenes, total = list[TrueBoxes](), inputs.num_test_examples
     features = list_features(config.slices)
     detections: list[list[ImageDetections]] = [[] for _ in clients]
+    limits = [0] * len(clients)
     values: dict[str, list[str]] = {part.title: [] for part in config.slices}
     shards, removed = inputs.test_shards, inputs.removed_test_positions
     read = iter(read_true_boxes(shards, removed, features))
@@ -260,8 +304,10 @@ def _detect_all(
             np.full(len(part), -1),
             {name: [scene.features[name] for scene in part] for name in features},
         )
-        for client, found in zip(clients, detections, strict=True):
-            found += to_image_detections(client.predict(batch))
+        for index, client in enumerate(clients):
+            outputs = client.predict(batch)
+            limits[index] = outputs[_SCORES].shape[1]
+            detections[index] += to_image_detections(outputs)
         for title, more in compute_slice_values(batch, config.slices).items():
             values[title] += more
         scenes += [dataclasses.replace(scene, image=b"") for scene in part]
@@ -271,7 +317,43 @@ def _detect_all(
             f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
             f"the manifest lists {total}. Run preprocess again."
         )
-    return scenes, detections, join_slice_values(values, config.slices)
+    return scenes, detections, join_slice_values(values, config.slices), limits
+
+
+def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> list[str]:
+    """Says which figures are missing because the test split has no box for them."""
+    classes = np.concatenate([each.classes for each in scenes]).astype(int)
+    counted = classes[~np.concatenate([each.is_crowd for each in scenes])]
+    if not len(classes):
+        return ["Not measured: the test split has no boxes."]
+    if not len(counted):
+        crowds = f"all of its {len(classes)} boxes are crowds, which no detector has to find"
+        return [f"Not measured: the test split has no boxes to find, {crowds}."]
+    missing = [name for index, name in enumerate(class_names) if not (counted == index).any()]
+    if not missing:
+        return []
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    shown = f"{', '.join(missing[:_MAX_NAMED])}{more}"
+    return [f"Not measured: the test split has no boxes of {shown}."]
+
+
+def describe_counting(
+    num_counted: int, scenes: Sequence[TrueBoxes], limits: Sequence[int], models: Sequence[str]
+) -> list[str]:
+    """Says what differs from COCO's figures, and which model cannot find all boxes of an image."""
+    most = max(scenes, key=lambda scene: int((~scene.is_crowd).sum()))
+    most_boxes, notes = int((~most.is_crowd).sum()), []
+    if num_counted > COCO_DETECTIONS:
+        notes.append(
+            f"Up to {num_counted} detections of a class in an image count, and not COCO's "
+            f"{COCO_DETECTIONS}: an image of the data set has more boxes than that."
+        )
+    return notes + [
+        f"{most.key} has {most_boxes} boxes, and {name} answers {limit} at most: it cannot find "
+        "the others. Raise train.model_parameters.max_detections."
+        for name, limit in zip(models, limits, strict=True)
+        if limit < most_boxes
+    ]
 
 
 def read_images(
@@ -417,13 +499,15 @@ def evaluate_boxes(
     detections: Sequence[ImageDetections],
     size: tuple[int, int],
     class_names: Sequence[str],
+    num_counted: int = COCO_DETECTIONS,
 ) -> DetectionEvaluation:
     """Computes COCO's figures of one model.
 
     `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
-    matches = match_all(scenes, detections, size, len(class_names))
+    matches = match_all(scenes, detections, size, len(class_names), num_counted)
     found = compute_known_figures(matches, len(scenes))
     curves = {
         name: trace_curves(each)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.features import LABELS
 from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
-from pipeline_ops.config.evaluate import Measure, Rule, is_lower_better
+from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule, is_lower_better
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.metrics import Group
@@ -171,7 +171,8 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
         text = f"is not judged: {found}, the rule needs {rule.min_examples} or more"
         yield subject.build_verdict(True, text)
     elif value is None:
-        yield subject.build_verdict(False, "is undefined on these test examples")
+        text = f"is undefined on these test examples{_explain_undefined(rule.name)}"
+        yield subject.build_verdict(False, text)
     else:
         for limit, sign, held, broken in (
             (rule.at_least, 1, "at least", "below"),
@@ -187,6 +188,18 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
         for margin, sign in ((rule.max_regression, -1), (rule.min_improvement, 1)):
             if margin is not None:
                 yield _judge_margin(rule, margin, sign, subject, value, no_champion_reason)
+
+
+def _explain_undefined(metric: str) -> str:
+    """Says who must act on a figure of a detector that no true box defines."""
+    if metric not in get_args(DetectionMetric):
+        return ""
+    size = metric.partition("_")[2]
+    box = f"{size} box" if size in ("small", "medium", "large") else "box"
+    return (
+        f": no image has a {box} that a detector has to find. Correct the annotations, or add "
+        "annotated images (preprocess.split)"
+    )
 
 
 def _judge_skill(min_skill: float, subject: Subject, value: float) -> RuleVerdict:

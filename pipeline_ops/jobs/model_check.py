@@ -67,6 +67,15 @@ class PlannedTraining(BaseModel):
             gate_metrics=list(config.evaluate.own_metrics.values()),
         )
 
+    def check_max_boxes(self, image: str, num_boxes: int) -> None:
+        """Raises ConfigError for an image with more boxes than the training takes."""
+        max_boxes = self.train.get("model_parameters", {}).get("max_boxes")
+        if max_boxes is not None and num_boxes > max_boxes:
+            raise ConfigError(
+                f"train.model_parameters.max_boxes is {max_boxes}, and {image} has {num_boxes} "
+                f"boxes. Set it to {num_boxes} or more, or to null."
+            )
+
 
 def _find_bundle(config: PipelineConfig) -> Path | None:
     """Returns the file of `train.warm_start: weights NAME`, if the store is a folder."""

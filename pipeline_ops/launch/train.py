@@ -125,6 +125,12 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
             f"train.freeze_epochs must be smaller than the number of epochs ({num_epochs}), got "
             f"{config.freeze_epochs}. Raise train.steps. The data set is {uri}"
         )
+    max_boxes = config.model_parameters.get("max_boxes")
+    if max_boxes is not None and dataset.most_boxes > max_boxes:
+        raise ConfigError(
+            f"train.model_parameters.max_boxes is {max_boxes}, and an image has "
+            f"{dataset.most_boxes} boxes. Set it to that or more, or to null. The data set is {uri}"
+        )
     open_host_dataset(
         uri,
         config.input,

@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline_ops.artifacts.results import choose_max_detections
 from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
@@ -92,10 +93,19 @@ def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
             )
 
 
-def make_head(config: Train, image_shape: tuple[int, int, int], num_classes: int) -> Head:
-    """Returns the head that interprets the outputs of the config's detector."""
+def make_head(
+    config: Train, image_shape: tuple[int, int, int], num_classes: int, most_boxes: int = 0
+) -> Head:
+    """Returns the head that interprets the outputs of the config's detector.
+
+    `most_boxes` is the largest number of boxes in an image of the data set. The head answers as
+    many, unless the config gives a number.
+    """
     module = importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}")
-    head: Head = module.make_head(image_shape, num_classes, **config.model_parameters)
+    parameters = dict(config.model_parameters)
+    if parameters.get("max_detections") is None:
+        parameters["max_detections"] = choose_max_detections(most_boxes)
+    head: Head = module.make_head(image_shape, num_classes, **parameters)
     return head
 
 

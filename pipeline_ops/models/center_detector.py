@@ -17,6 +17,7 @@ import dataclasses
 import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
+from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.models.detection import (
     Boxes,
     Candidates,
@@ -24,6 +25,7 @@ from pipeline_ops.models.detection import (
     compute_focal_losses,
     compute_overlaps,
     require,
+    require_max_detections,
     require_multiple,
     select_best,
 )
@@ -33,8 +35,8 @@ DISTANCE_SCALE_PIXELS = 16.0
 """The unit of the distances that the network predicts: about half of a small object."""
 
 _BOX_WEIGHT = 2.0
-_MAX_CANDIDATES = 300
-"""The number of peaks that are considered for each image."""
+_CANDIDATES_OF_DETECTION = 3
+"""The number of peaks that are considered for each detection of an answer."""
 _DEEPEST_STRIDE = 16
 _INITIAL_LOGIT = -3.5
 """The initial value of the heat map's logits. Nearly every cell is not a centre, and the first
@@ -42,7 +44,12 @@ steps should not be spent on learning that.
 """
 
 
-def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> Model:
+def build(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: int = 16,
+    max_detections: int | None = None,
+) -> Model:
     """Builds a model from images to heat maps and distances on a grid of stride 4.
 
     The outputs are {"heat": logits [B, G, H, classes], "sides": distances [B, G, H, 4]}.
@@ -51,9 +58,11 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
       image_shape: height and width must be multiples of 16.
       width: channels of the first layer, a multiple of 8; 16 makes about 0.2 million parameters, 32
           0.9 million, 48 2 million.
+      max_detections: an argument of the head, the largest number of detections of an image.
     """
     require_multiple("center_detector", image_shape, _DEEPEST_STRIDE)
     require(width >= 8 and width % 8 == 0, "width", "a multiple of 8", width)
+    require_max_detections(max_detections)
     images = Input(image_shape, name="images")
     features = _build_features(layers.Rescaling(1 / 128, -1)(images), width)
     bias = initializers.Constant(_INITIAL_LOGIT)
@@ -65,8 +74,14 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) 
     return Model(images, {"heat": heat, "sides": sides})
 
 
-def make_head(image_shape: tuple[int, int, int], num_classes: int, width: int = 16) -> CenterHead:
-    return CenterHead((image_shape[0] // STRIDE, image_shape[1] // STRIDE), num_classes)
+def make_head(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: int = 16,
+    max_detections: int | None = None,
+) -> CenterHead:
+    grid = image_shape[0] // STRIDE, image_shape[1] // STRIDE
+    return CenterHead(grid, num_classes, require_max_detections(max_detections))
 
 
 def _build_features(x: KerasTensor, width: int) -> KerasTensor:
@@ -113,6 +128,7 @@ class CenterHead(Head):
 
     grid: tuple[int, int]
     num_classes: int
+    max_detections: int = COCO_DETECTIONS
     metrics = ("heat_loss", "box_iou")
     max_boxes = None
 
@@ -166,7 +182,7 @@ class CenterHead(Head):
         rows, columns = self.grid
         cells = rows * columns
         flat = tf.reshape(peaks, [-1, cells, self.num_classes])
-        best, positions, classes = select_best(flat, _MAX_CANDIDATES)
+        best, positions, classes = select_best(flat, _CANDIDATES_OF_DETECTION * self.max_detections)
         size = tf.constant([rows, columns, rows, columns], tf.float32) * STRIDE
         corners = self._to_corners(outputs["sides"]) / size
         boxes = tf.gather(tf.reshape(corners, [-1, cells, 4]), positions, batch_dims=1)

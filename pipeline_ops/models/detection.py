@@ -23,13 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
-from pipeline_ops.artifacts.results import MIN_SCORE
+from pipeline_ops.artifacts.results import COCO_DETECTIONS, MIN_SCORE, choose_num_counted
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums
 
-MAX_DETECTIONS = 100
-"""The largest number of detections of an image, as COCO's figures count them."""
 _SAME_OBJECT_IOU = 0.5
 _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
@@ -119,6 +117,8 @@ class Head(Protocol):
     """The number of boxes to which the labels of every batch are padded. An image with more boxes
     is an error. None pads to the image with the most boxes.
     """
+    max_detections: int
+    """The number of detections to which the answer to every image is padded."""
 
     def compute_sums(
         self, outputs: Any, labels: Boxes, class_weights: tf.Tensor | float = 1.0
@@ -136,17 +136,23 @@ class Head(Protocol):
 
     def detect(self, outputs: Any) -> Detections:
         """Returns the best candidates. Overlapping ones of a class are suppressed."""
-        return suppress(*self.find_candidates(outputs), self.num_classes)
+        return suppress(*self.find_candidates(outputs), self.num_classes, self.max_detections)
 
     def detect_portably(self, outputs: Any) -> Detections:
         """Does the same as `detect`, with operations that TFLite and ONNX have."""
-        return suppress_portably(*self.find_candidates(outputs))
+        return suppress_portably(*self.find_candidates(outputs), self.max_detections)
 
 
 def require(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
     """Raises ConfigError if a parameter of a detector is not valid."""
     if not is_valid:
         raise ConfigError(f"train.model_parameters.{parameter} must be {rule}, got {value}")
+
+
+def require_max_detections(value: int | None) -> int:
+    """Returns the parameter `max_detections`, or COCO's 100. Raises ConfigError."""
+    require(value is None or value >= 1, "max_detections", "at least 1", value)
+    return COCO_DETECTIONS if value is None else value
 
 
 def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) -> None:
@@ -163,7 +169,8 @@ class Detection:
     """The task of a model whose outputs a head interprets.
 
     `figures` are those of COCO's figures that an evaluation computes. `class_weights` are the
-    factors of each class's loss in training, by index.
+    factors of each class's loss in training, by index. `most_boxes` is the largest number of boxes
+    in an image of the data set.
     """
 
     counts_examples = False
@@ -175,7 +182,9 @@ class Detection:
         head: Head,
         figures: Sequence[str] = ("map_50",),
         class_weights: Sequence[float] | None = None,
+        most_boxes: int = 0,
     ):
+        self._num_counted = choose_num_counted(most_boxes, [head.max_detections])
         self._class_weights = class_weights
         self._image_shape, self.head, self.metrics = image_shape, head, head.metrics
         self._figures = tuple(figures)
@@ -195,8 +204,8 @@ class Detection:
             tf.debugging.assert_less_equal(
                 labels.row_lengths(),
                 tf.constant(max_boxes, labels.row_splits.dtype),
-                f"train.model_parameters.max_boxes is {max_boxes}, "
-                "and an image has more boxes. Raise it",
+                f"train.model_parameters.max_boxes is {max_boxes}, and an image has more boxes. "
+                "Set it to the largest number in data.html of the data set, or to null",
             )
         shape = [None, max_boxes]
         corners = tf.stack([features[edge].to_tensor(shape=shape) for edge in BOX_EDGES], axis=-1)
@@ -216,7 +225,9 @@ class Detection:
         if not training:
             found, (height, width, _) = self.head.detect(outputs), self._image_shape
             counts = [
-                count_detections(name, found, labels, self.head.num_classes, height * width)
+                count_detections(
+                    name, found, labels, self.head.num_classes, height * width, self._num_counted
+                )
                 for name in self._figures
             ]
             metrics = tf.concat([metrics, *(tf.reshape(each, [-1]) for each in counts)], axis=0)
@@ -249,18 +260,23 @@ def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def suppress(
-    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, num_classes: int
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    classes: tf.Tensor,
+    num_classes: int,
+    limit: int = COCO_DETECTIONS,
 ) -> Detections:
     """Keeps the best one of the candidates of one class that overlap by more than half.
 
-    Parts of boxes outside of the image are cut off.
+    Parts of boxes outside of the image are cut off. `limit` is the number of detections of an
+    image, to which fewer are padded.
     """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
         boxes[:, :, None, :],
         by_class,
-        max_output_size_per_class=MAX_DETECTIONS,
-        max_total_size=MAX_DETECTIONS,
+        max_output_size_per_class=limit,
+        max_total_size=limit,
         iou_threshold=_SAME_OBJECT_IOU,
         score_threshold=MIN_SCORE,
     )
@@ -272,7 +288,9 @@ def suppress(
     )
 
 
-def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -> Detections:
+def suppress_portably(
+    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, limit: int = COCO_DETECTIONS
+) -> Detections:
     """Does the same as `suppress`, with operations that TFLite and ONNX have, too.
 
     It compares all boxes with all others, where TensorFlow's own operation stops early.
@@ -300,8 +318,8 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
         ),
         [counts, tf.zeros_like(counts) - 1.0],
     )
-    best, indices = tf.math.top_k(scores * kept, min(MAX_DETECTIONS, num_boxes))
-    missing = MAX_DETECTIONS - best.shape[1]
+    best, indices = tf.math.top_k(scores * kept, min(limit, num_boxes))
+    missing = limit - best.shape[1]
     found = tf.cast(best > 0, tf.float32)
     best_boxes = tf.clip_by_value(tf.gather(boxes, indices, batch_dims=1), 0.0, 1.0)
     best_classes = tf.cast(tf.gather(classes, indices, batch_dims=1), tf.int64)
@@ -315,7 +333,12 @@ def suppress_portably(boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor) -
 
 
 def count_detections(
-    name: str, found: Detections, labels: Boxes, num_classes: int, num_pixels: int
+    name: str,
+    found: Detections,
+    labels: Boxes,
+    num_classes: int,
+    num_pixels: int,
+    num_counted: int = COCO_DETECTIONS,
 ) -> tf.Tensor:
     """Counts right and wrong detections of a batch, and true boxes, for `compute_figure`.
 
@@ -325,6 +348,7 @@ def count_detections(
     Args:
       name: one of COCO's figures.
       num_pixels: the area of an image.
+      num_counted: the number of detections of a class in an image, the best ones, that count.
 
     Returns:
       float32 [C, T * 2 * R + 1]: for each overlap, the right detections by range and the wrong ones
@@ -339,6 +363,9 @@ def count_detections(
     is_in_range = (areas >= low) & (areas <= high)
     classes = tf.cast(found.classes, tf.int32)
     is_detection = tf.sequence_mask(found.num_detections, tf.shape(classes)[1])
+    limit = num_counted if figure.limit in (None, COCO_DETECTIONS) else figure.limit
+    if found.classes.shape[1] is None or found.classes.shape[1] > limit:
+        is_detection &= _rank(classes) < limit
     ranges = tf.minimum(tf.cast(found.scores * _NUM_RANGES, tf.int32), _NUM_RANGES - 1)
 
     def count(mask: tf.Tensor, cells: tf.Tensor, size: int) -> tf.Tensor:
@@ -351,10 +378,12 @@ def count_detections(
     columns = []
     for is_right, is_ignored in _match(found, labels, is_true, figure.overlaps):
         if figure.limit:
-            columns.append(count(is_right & (_rank(classes) < figure.limit), classes, 1))
+            columns.append(count(is_right & is_detection, classes, 1))
         else:
             is_wrong = is_detection & is_in_range & ~is_right & ~is_ignored
-            columns += [count(each, cells, _NUM_RANGES) for each in (is_right, is_wrong)]
+            columns += [
+                count(each, cells, _NUM_RANGES) for each in (is_right & is_detection, is_wrong)
+            ]
     if figure.limit:
         columns = [tf.add_n(columns)]
     return tf.concat([*columns, count(is_true, labels.classes, 1)], axis=1)

@@ -33,6 +33,7 @@ import numpy as np
 import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
+from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.backbones import preprocess_images
@@ -46,6 +47,7 @@ from pipeline_ops.models.detection import (
     compute_overlaps,
     compute_pairwise_ious,
     require,
+    require_max_detections,
     require_multiple,
     select_best,
 )
@@ -99,6 +101,8 @@ _MAX_CANDIDATES = 1000
 """The number of best scores that are kept for each level, and then for all levels together. The
 portable suppression compares all of them with all others.
 """
+_CANDIDATES_OF_DETECTION = 3
+"""At least so many are kept for each detection of an answer."""
 _NUM_PARALLEL_IMAGES = 2
 """The number of images that are matched at once. Each takes some 60 MB of memory at 640x640 pixels
 and 100 boxes.
@@ -117,6 +121,7 @@ def build(
     anchor_scale: float = 4.0,
     box_loss: BoxLoss = "smooth_l1",
     max_boxes: int | None = None,
+    max_detections: int | None = None,
 ) -> Model:
     """Builds a model from images to logits and deltas, in the order of `make_anchors`.
 
@@ -132,7 +137,8 @@ def build(
           pretrained backbone. Use `group` to train from scratch.
       frozen_batch_normalization: keeps the backbone's statistics and scales as in the file of
           weights, as in the paper.
-      anchor_scale, box_loss, max_boxes: arguments of the head, described in `AnchorHead`.
+      anchor_scale, box_loss, max_boxes, max_detections: arguments of the head, described in
+          `AnchorHead`.
     """
     require_multiple("retinanet", image_shape, _DEEPEST_STRIDE)
     if backbone not in ENDPOINTS:
@@ -145,7 +151,8 @@ def build(
     require(depth >= 1, "depth", "at least 1", depth)
     is_known = normalization in get_args(Normalization)
     require(is_known, "normalization", "none or group", normalization)
-    make_head(image_shape, num_classes, anchor_scale, box_loss, max_boxes)  # checks its parameters
+    # Checks the parameters of the head.
+    make_head(image_shape, num_classes, anchor_scale, box_loss, max_boxes, max_detections)
     images = Input(image_shape, name="images")
     network = _build_backbone(backbone, image_shape[:2], backbone_parameters or {})
     for layer in network.layers if frozen_batch_normalization else ():
@@ -164,13 +171,15 @@ def make_head(
     anchor_scale: float = 4.0,
     box_loss: BoxLoss = "smooth_l1",
     max_boxes: int | None = None,
+    max_detections: int | None = None,
     **_: Any,
 ) -> AnchorHead:
     """Returns the head that interprets the outputs."""
     require(anchor_scale > 0, "anchor_scale", "above 0", anchor_scale)
     require(box_loss in get_args(BoxLoss), "box_loss", "smooth_l1 or giou", box_loss)
     require(max_boxes is None or max_boxes >= 1, "max_boxes", "at least 1", max_boxes)
-    return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes)
+    limit = require_max_detections(max_detections)
+    return AnchorHead(image_shape[:2], num_classes, anchor_scale, box_loss, max_boxes, limit)
 
 
 def _build_backbone(name: str, image_size: tuple[int, int], parameters: Mapping[str, Any]) -> Model:
@@ -288,6 +297,7 @@ class AnchorHead(Head):
     anchor_scale: float = 4.0
     box_loss: BoxLoss = "smooth_l1"
     max_boxes: int | None = None
+    max_detections: int = COCO_DETECTIONS
     metrics = ("class_loss", "box_iou")
 
     @functools.cached_property
@@ -346,12 +356,13 @@ class AnchorHead(Head):
         scores = tf.sigmoid(outputs["logits"])
         sizes = [rows * columns for rows, columns in compute_grid_shapes(self.image_size)]
         ends = [ANCHORS_PER_CELL * cells for cells in itertools.accumulate(sizes, initial=0)]
+        limit = max(_MAX_CANDIDATES, _CANDIDATES_OF_DETECTION * self.max_detections)
         levels = []
         for start, end in itertools.pairwise(ends):
-            best, positions, classes = select_best(scores[:, start:end], _MAX_CANDIDATES)
+            best, positions, classes = select_best(scores[:, start:end], limit)
             levels.append((best, start + positions, classes))
         best, anchors, classes = (tf.concat(parts, axis=1) for parts in zip(*levels, strict=True))
-        best, indices = tf.math.top_k(best, min(_MAX_CANDIDATES, best.shape[1]))
+        best, indices = tf.math.top_k(best, min(limit, best.shape[1]))
         anchors, classes = (tf.gather(each, indices, batch_dims=1) for each in (anchors, classes))
         deltas = tf.gather(outputs["deltas"], anchors, batch_dims=1)
         corners = decode_boxes(deltas, tf.gather(tf.constant(self.anchors), anchors))

@@ -376,6 +376,9 @@ _BACKBONES = {
 _EXACT_BACKBONES = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilenet_v2")
 """The types that have an exact counterpart, not only a nearest one."""
 
+_USUAL_DETECTIONS = 100
+"""The number of detections of an image that a config does not have to name."""
+
 _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
     "": {"encode_background_as_zeros": True, "normalize_loss_by_num_matches": True},
     "feature_extractor.fpn": {"min_level": 3, "max_level": 7},
@@ -398,11 +401,7 @@ _FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
         "class_prediction_bias_init": -4.6,
     },
     "post_processing": {"score_converter": "SIGMOID"},
-    "post_processing.batch_non_max_suppression": {
-        "iou_threshold": 0.5,
-        "max_total_detections": 100,
-        "max_detections_per_class": 100,
-    },
+    "post_processing.batch_non_max_suppression": {"iou_threshold": 0.5},
 }
 """The settings of RetinaNet that are fixed in our model. Other values have no counterpart."""
 _OTHER_DEFAULTS: dict[str, Scalar] = {
@@ -545,6 +544,11 @@ def _convert_head(model: ConfigReader) -> dict[str, Any]:
         parameters["box_loss"] = "giou"
     if anchors.has("anchor_scale"):
         parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
+    suppression = model.message("post_processing.batch_non_max_suppression")
+    limit = suppression.take("max_total_detections", int, _USUAL_DETECTIONS)
+    suppression.take_equal("max_detections_per_class", limit)
+    if limit != _USUAL_DETECTIONS:
+        parameters["max_detections"] = limit
     return parameters
 
 

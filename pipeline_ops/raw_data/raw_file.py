@@ -6,6 +6,9 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -83,3 +86,20 @@ def compute_digest(content: bytes) -> int:
 def format_digest(digest: int) -> str:
     """The digest as 32 hex digits, as files have it."""
     return f"{digest:032x}"
+
+
+def loosen(name: str) -> str:
+    """A name or a path without differences that other systems do not make."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def match_without_case(keys: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Pairs each key with the other one that differs in case only, where both are the only ones.
+
+    Windows and macOS take such names as equal, and copies to Linux keep both.
+    """
+    found: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for index, group in enumerate((keys, others)):
+        for key in group:
+            found[loosen(key)][index].append(key)
+    return {one[0]: two[0] for one, two in found.values() if len(one) == len(two) == 1}

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.detection import MAX_DETECTIONS, Head, suppress
+from pipeline_ops.models.detection import Head, suppress
 from pipeline_ops.served import contract
 from pipeline_ops.served.decoding import validate_images
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage, place_boxes
@@ -229,20 +229,20 @@ class ServedDetector(ServedImages):
         self, detections: dict[str, tf.Tensor], counts_N: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Joins the detections in the parts of each image. Of overlapping ones, the best stays."""
-        ends_N = tf.cumsum(counts_N)
+        ends_N, limit = tf.cumsum(counts_N), self._head.max_detections
 
         def merge(part: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
             boxes, scores, classes = (
                 tf.reshape(detections[name][part[0] : part[1]], [1, -1, *shape])
                 for name, shape in (("boxes", [4]), ("scores", []), ("classes", []))
             )
-            found = suppress(boxes, scores, classes, self._head.num_classes)
+            found = suppress(boxes, scores, classes, self._head.num_classes, limit)
             return {name: each[0] for name, each in found._asdict().items()}
 
         spec = {
-            "boxes": tf.TensorSpec([MAX_DETECTIONS, 4], tf.float32),
-            "scores": tf.TensorSpec([MAX_DETECTIONS], tf.float32),
-            "classes": tf.TensorSpec([MAX_DETECTIONS], tf.int64),
+            "boxes": tf.TensorSpec([limit, 4], tf.float32),
+            "scores": tf.TensorSpec([limit], tf.float32),
+            "classes": tf.TensorSpec([limit], tf.int64),
             "num_detections": tf.TensorSpec([], tf.int32),
         }
         return dict(tf.map_fn(merge, (ends_N - counts_N, ends_N), fn_output_signature=spec))

@@ -83,7 +83,7 @@ def export_saved_model(spec: CandidateSpec) -> None:
     is_detector = dataset.figures.task == "detection"
     preprocessing = Preprocessing.of_dataset(dataset.figures)
     if is_detector:
-        head = make_head(config, image_shape, num_classes)
+        head = make_head(config, image_shape, num_classes, dataset.figures.most_boxes_to_answer)
         served = ServedDetector(model, image_shape, head, preprocessing)
     else:
         served = ServedClassifier(model, image_shape, preprocessing)

@@ -325,8 +325,9 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
         by_class = json.loads(content)
         weights = [by_class[name] for name in figures.class_names]
     if figures.task == "detection":
-        head = make_head(config, figures.image_shape, len(figures.class_names))
-        return Detection(figures.image_shape, head, config.gate_figures, weights)
+        most_boxes = figures.most_boxes_to_answer
+        head = make_head(config, figures.image_shape, len(figures.class_names), most_boxes)
+        return Detection(figures.image_shape, head, config.gate_figures, weights, most_boxes)
     loss, metrics = load_user_functions(config, folder)
     return Classification(
         figures.image_shape,

@@ -12,6 +12,7 @@ from beam_jobs.planning.plan import (
     check_labels,
     collect_class_names,
     compute_num_shards,
+    count_planned_crowds,
     count_planned_labels,
     infer_task,
     plan_dataset,
@@ -208,3 +209,44 @@ def test_an_empty_split_is_named_with_what_to_do():
         DataError, match="the validation split has no example: it is the validation split"
     ):
         check_labels(labels, ["a", "b"], "raw", "classification", explain)
+
+
+CROWD = "boxes{} are crowds \\(iscrowd: 1\\), which a detector does not learn from. Set iscrowd"
+
+
+@pytest.mark.parametrize(
+    ("labels", "crowds", "message"),
+    [
+        ({}, {"train": {"a": 40}, "test": {"b": 8}}, f"raw: 48 of 48 {CROWD.format('')}"),
+        (
+            {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}},
+            {"train": {"b": 12}},
+            f"no training example of b: 12 of 12 {CROWD.format(' of b in train')}",
+        ),
+        (
+            {"train": {"a": 5, "b": 5}, "validation": {"a": 1}},
+            {"test": {"a": 1, "b": 2}, "train": {"a": 9}},
+            f"the test split has no example: 3 of 3 {CROWD.format('')}",
+        ),
+        (
+            {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}},
+            {"test": {"b": 12}},
+            "no training example of b: b has only 1 in validation",
+        ),
+    ],
+)
+def test_crowds_are_no_examples(labels, crowds, message):
+    found = {split: labels.get(split, {}) for split in ("train", "validation", "test")}
+    with pytest.raises(DataError, match=message):
+        check_labels(found, ["a", "b"], "raw", "detection", explain, crowds)
+
+
+def test_difficult_boxes_are_examples_and_crowds_are_none():
+    boxes = (
+        Box(0, 0, 1, 1, "a", is_difficult=True),
+        Box(0, 0, 1, 1, "a", is_crowd=True),
+        Box(0, 0, 1, 1, "b", is_difficult=True, is_crowd=True),
+    )
+    planned = {"train": [dataclasses.replace(records(1)[0], label="", boxes=boxes)]}
+    assert count_planned_labels(planned) == {"train": {"a": 1}}
+    assert count_planned_crowds(planned) == {"train": {"a": 1, "b": 1}}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from beam_jobs.planning.plan import Record
 from beam_jobs.sources.source import SourceRecords
+from beam_jobs.stages.stage import Box
 from pipeline_ops.cli.first_config.data_summary import DataSummary, DecodedSample
 from pipeline_ops.cli.first_config.settings import (
     Budget,
@@ -20,6 +23,7 @@ from pipeline_ops.cli.first_config.settings import (
 from pipeline_ops.config.model_data_rules import find_size_problem
 from pipeline_ops.config.preprocess import Split
 from pipeline_ops.jobs.model_check import StepTimes
+from pipeline_ops.raw_data.raw_file import RawFile
 
 
 def choose(*data: Any, has_gpu: bool = False, **more: Any) -> FirstSettings:
@@ -179,3 +183,12 @@ def test_the_name_of_a_file_of_weights_tells_the_model(weights, model):
     assert choose_settings(describe([(300, 400)]), False, weights).recipe.model == model
     of_boxes = choose_settings(describe([(300, 400)], "detection"), False, weights)
     assert of_boxes.recipe.model == "center_detector"
+
+
+@pytest.mark.parametrize(("boxes", "expected"), [(0, 128), (128, 128), (129, 160), (600, 608)])
+def test_a_large_detector_has_room_for_all_boxes_of_an_image(boxes, expected):
+    image = RawFile("1.png", 1, 1)
+    record = Record(image, boxes=(Box(0, 0, 1, 1, "a"),) * boxes)
+    data = describe([(300, 300)], "detection", train=100_000)
+    data = dataclasses.replace(data, found=SourceRecords([record], []))
+    assert choose_settings(data, has_gpu=True).recipe.parameters["max_boxes"] == expected

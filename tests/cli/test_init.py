@@ -463,3 +463,45 @@ def test_a_link_out_of_the_folder_is_refused(data, tmp_path):
 )
 def test_a_folder_gives_a_valid_name(folder, name):
     assert make_name(folder) == name
+
+
+def crowd_coco(names: list[str], is_crowd, boxes=lambda index: 1) -> dict:
+    """A COCO file with some boxes of "cat" and of "Cat" in each image, and some of them crowds."""
+    content = coco(names)
+    content["categories"] = [{"id": 0, "name": "cat"}, {"id": 1, "name": "Cat"}]
+    content["annotations"] = [
+        each | {"iscrowd": int(is_crowd(each["image_id"])), "bbox": [4, 5 + place, 20, 20]}
+        for each in content["annotations"]
+        for place in range(boxes(each["image_id"]))
+    ]
+    return content
+
+
+def test_what_annotations_lack_is_told_with_its_numbers(data, capsys):
+    names = [f"images/{name}" for name in data.add_images("images", 40)]
+    content = crowd_coco(names, lambda index: index in (0, 1), lambda index: int(index < 30))
+    data.add("all.json", content)
+    _, output = data.write()
+    [file] = data.configs
+    assert main(["validate", "--deep", str(file)]) == 0
+    for text in (output, capsys.readouterr().out):
+        assert "Cat (14) and cat (14) differ in case only\n" in text
+        assert re.search(r"look at +10 of 40 images have no boxes \(train \d+ of \d+", text)
+        assert "2 of 30 boxes are crowds (iscrowd: 1), which a detector does not learn from" in text
+
+
+def test_boxes_that_are_all_crowds_make_no_config(data):
+    names = [f"images/{name}" for name in data.add_images("images", 24)]
+    data.add("all.json", crowd_coco(names, lambda _: True))
+    assert "24 of 24 boxes are crowds (iscrowd: 1), which a detector does not learn" in data.fail()
+
+
+def test_very_many_boxes_are_told_and_a_lower_limit_is_a_warning(data, capsys):
+    names = [f"images/{name}" for name in data.add_images("images", 30)]
+    boxes = {3: 60, 8: 50}
+    data.add("all.json", crowd_coco(names, lambda _: False, lambda index: boxes.get(index, 1)))
+    assert "train.model_parameters.max_detections" not in data.write()[1]  # 60 are usual
+    [file] = data.configs
+    limit = "train.model_parameters.max_detections"
+    assert main(["validate", "--deep", str(file), "--set", f"{limit}=50"]) == 0
+    assert f"images/003.jpg has 60 boxes, and {limit} is 50: the model" in capsys.readouterr().out

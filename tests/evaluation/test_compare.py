@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.main import main
+from pipeline_ops.evaluation.compare import read_run, render_comparison
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 
 
 def leave_run(shop: Sandbox, run_id: str, model: str, **overrides) -> Path:
@@ -131,3 +133,16 @@ def test_comparing_imports_only_what_airflow_s_environment_has():
     code = f"import sys, pipeline_ops.evaluation.compare; print(sys.modules.keys() & {heavy!r})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+def test_a_run_without_a_curve_is_compared_by_what_it_has(runs):
+    """A detector whose test split had no true boxes has neither figures nor curves."""
+    first, second = (read_run(open_path(run)) for run in runs)
+    challenger = first.evaluation.challenger
+    classes = [each.model_copy(update={"support": 0}) for each in challenger.classes]
+    bare = challenger.model_copy(update={"metrics": {}, "classes": classes})
+    evaluation = first.evaluation.model_copy(update={"challenger": bare})
+    empty = dataclasses.replace(first, curves={}, evaluation=evaluation)
+    for pair in ((empty, second), (second, empty), (empty, empty)):
+        page = Page(render_comparison("digits", *pair)).text
+        assert "–" in page

@@ -282,3 +282,21 @@ def test_what_a_head_can_not_be_is_refused(options, problem):
 
     with pytest.raises(ConfigError, match=problem):
         make_head((64, 64, 3), 2, **options)
+
+
+def test_an_image_with_more_boxes_ends_the_training_before_it_begins(scenes):
+    from types import SimpleNamespace
+
+    from pipeline_ops.artifacts.manifest import Input, read_manifest
+    from pipeline_ops.config.train import Train
+    from pipeline_ops.errors import ConfigError
+    from pipeline_ops.launch.train import check_dataset
+
+    most_boxes = read_manifest(scenes).figures["most_boxes"]
+    request = SimpleNamespace(inputs={"preprocess": Input(uri=str(scenes), digest="")})
+    config = Train(
+        model="retinanet", global_batch_size=8, model_parameters={"max_boxes": most_boxes - 1}
+    )
+    message = f"an image has {most_boxes} boxes. Set it to that or more, or to null"
+    with pytest.raises(ConfigError, match=message):
+        check_dataset(SimpleNamespace(request=request), config)

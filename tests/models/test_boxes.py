@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline_ops.models.detection import MAX_DETECTIONS, suppress, suppress_portably
+from pipeline_ops.models.detection import suppress, suppress_portably
 
 
 def candidates(count: int, num_classes: int, size: float, seed: int):
@@ -30,15 +30,16 @@ def candidates(count: int, num_classes: int, size: float, seed: int):
     [(300, 10, 0.05), (300, 1, 0.3), (300, 2, 0.02), (40, 3, 0.2), (1, 1, 0.1)],
 )
 @pytest.mark.parametrize("seed", [1, 2])
-def test_both_ways_keep_the_same_boxes(count, num_classes, size, seed):
+@pytest.mark.parametrize("limit", [7, 100, 260])
+def test_both_ways_keep_the_same_boxes(count, num_classes, size, seed, limit):
     boxes, scores, classes = candidates(count, num_classes, size, seed)
     wanted, found = (
-        suppress(boxes, scores, classes, num_classes),
-        suppress_portably(boxes, scores, classes),
+        suppress(boxes, scores, classes, num_classes, limit),
+        suppress_portably(boxes, scores, classes, limit),
     )
     for name in wanted._fields:
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
-    assert found.boxes.shape == (3, MAX_DETECTIONS, 4)
+    assert found.boxes.shape == (3, limit, 4)
 
 
 def test_a_chain_of_boxes_each_hiding_the_next_is_followed_to_its_end():

@@ -118,3 +118,40 @@ def test_images_that_the_grid_does_not_divide_are_refused():
         match="multiples of 16, got 100x128. Set them in preprocess.stages, with resize",
     ):
         center_detector.build((100, 128, 3), 2)
+
+
+@pytest.mark.parametrize("count", [101, 130, 384])
+def test_all_of_very_many_objects_are_found(count):
+    """One object in each cell, and so on. 384 are all cells of the grid."""
+    from pipeline_ops.artifacts.results import choose_max_detections
+    from pipeline_ops.models.center_detector import make_head
+
+    cells = [(4 * row, 4 * column) for row in range(GRID[0]) for column in range(GRID[1])]
+    boxes = [[y + 0.5, x + 0.5, y + 3.5, x + 3.5] for y, x in cells[:count]]
+    classes = [number % CLASSES for number in range(count)]
+    outputs = perfect_outputs(labels(boxes, classes))
+    limit = choose_max_detections(count)
+    many = make_head((64, 96, 3), CLASSES, max_detections=limit)
+    for found in (many.detect(outputs), many.detect_portably(outputs)):
+        assert found.boxes.shape == (1, limit, 4) and int(found.num_detections[0]) == count
+    assert int(head().detect(outputs).num_detections[0]) == 100
+
+
+@pytest.mark.parametrize(("most_boxes", "expected"), [(0, 100), (100, 100), (101, 200), (600, 600)])
+def test_a_detector_answers_as_many_boxes_as_an_image_of_its_data_has(most_boxes, expected):
+    from pipeline_ops.config.train import Train
+    from pipeline_ops.models import make_head
+
+    for given in ({}, {"max_detections": None}):
+        config = Train.model_construct(model="center_detector", model_parameters=given)
+        assert make_head(config, (64, 96, 3), 2, most_boxes).max_detections == expected
+    config = Train.model_construct(model="retinanet", model_parameters={"max_detections": 30})
+    assert make_head(config, (64, 96, 3), 2, most_boxes).max_detections == 30
+
+
+def test_a_detector_answers_at_least_one_box():
+    from pipeline_ops.errors import ConfigError
+    from pipeline_ops.models.center_detector import make_head
+
+    with pytest.raises(ConfigError, match="max_detections must be at least 1, got 0"):
+        make_head((64, 96, 3), 2, max_detections=0)

@@ -142,3 +142,25 @@ def test_counts_of_a_traced_function_with_boxes_of_a_known_number(num_boxes):
     traced = tf.function(functools.partial(count_detections, "map_50"), autograph=False)
     counts = traced(found, labels, CLASSES, SIZE**2).numpy()
     assert counts[0, :200].sum() == 4 and counts[:, 200:400].sum() == 0
+
+
+@pytest.mark.parametrize("num_counted", [100, 300])
+@pytest.mark.parametrize("name", ["map", "mar_100", "mar_10"])
+def test_of_very_many_boxes_the_counts_are_those_of_the_evaluation(name, num_counted):
+    """A perfect detector on 300 boxes of one class in an image, and on two in another one."""
+    from pipeline_ops.evaluation.detector import evaluate_boxes
+    from pipeline_ops.models.detection import compute_figure, count_detections
+    from pipeline_ops.served.client import ImageDetections, TrueBoxes
+
+    grid = np.stack(np.meshgrid(np.arange(15), np.arange(20)), -1).reshape(-1, 2) * 12.0
+    many = np.concatenate([grid, grid + 9], 1)
+    images = [(boxes, np.zeros(len(boxes), int)) for boxes in (many, many[:2])]
+    scores = [np.linspace(0.99, 0.5, len(boxes)) for boxes, _ in images]
+    scenes = [(*each, np.zeros(len(each[1]), bool), *each) for each in images]
+    labels, found = to_batch(scenes, scores)
+    counts = count_detections(name, found, labels, CLASSES, SIZE**2, num_counted).numpy()
+    truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]
+    answers = [ImageDetections(*each, score) for each, score in zip(images, scores, strict=True)]
+    wanted = evaluate_boxes(truths, answers, (1, 1), ["0", "1", "2"], num_counted).metrics[name]
+    assert compute_figure(name, counts) == pytest.approx(wanted, abs=1e-6)
+    assert name == "mar_10" or (wanted == pytest.approx(1.0)) == (num_counted == 300)

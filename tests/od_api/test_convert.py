@@ -651,3 +651,20 @@ def test_an_imported_model_is_as_good_as_the_same_one_written_by_hand(api_folder
     first, second = (figures["challenger"]["metrics"] for figures in found)
     assert first["map_50"] > 0.3
     assert abs(first["map"] - second["map"]) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter", "is_listed"),
+    [
+        ("max_total_detections: 300 max_detections_per_class: 300", 300, False),
+        ("max_total_detections: 100 max_detections_per_class: 100", None, False),
+        ("max_total_detections: 300 max_detections_per_class: 20", 300, True),
+        ("", None, False),
+    ],
+)
+def test_the_number_of_answers_is_converted(tmp_path, fields, parameter, is_listed):
+    text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
+    suppression = f"ssd {{ post_processing {{ batch_non_max_suppression {{ {fields} }} }}"
+    found = converted(tmp_path, text.replace("ssd {", suppression))
+    assert found.sections["train"]["model_parameters"].get("max_detections") == parameter
+    assert any("max_detections_per_class" in field.path for field in found.unconverted) == is_listed

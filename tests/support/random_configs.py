@@ -273,6 +273,10 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.model": "nets:build"},
         {"train.model": "nets:build", "train.model_parameters": {"units": 12}},
         {"train.model": "center_detector", "train.model_parameters": {"width": 12}},
+        {
+            "train.model": "center_detector",
+            "train.model_parameters": {"width": 8, "max_detections": 150},
+        },
     ],
     "train.loss": [{"train.loss": "nets:hinge"}],
     "train.metrics": [

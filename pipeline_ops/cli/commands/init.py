@@ -277,6 +277,7 @@ def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete
         ("classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"),
         ("images", f"{_describe_splits(data)}; {_describe_sizes(data)}"),
         *(("sampled", remark) for remark in data.remarks),
+        *(("look at", note) for note in data.notes),
     ]
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
         text = (

@@ -66,22 +66,24 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
     if config.search:
         check_trials(config, plan_trials(config))
     check_warm_start(config)
-    lines = summarize_pipeline(config)
+    lines = list(summarize_pipeline(config).items())
     if is_deep:
-        lines["checked"] = _check_data(config)
+        lines += _check_data(config)
     print(f"{file}: ok")
-    for name, text in lines.items():
+    for name, text in lines:
         print(f"  {name:<11}{text}")
 
 
-def _check_data(config: PipelineConfig) -> str:
+def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     """Reads the raw data as the preprocess job would, and checks them with the model.
 
-    It writes only the indexes of listings and the verdict about the model. Raises the errors that
-    the preprocess job would raise before its work.
+    Returns the title and the text of each line to print. It writes only the indexes of listings and
+    the verdict about the model. Raises the errors that the preprocess job would raise before its
+    work.
     """
     from beam_jobs.planning.duplicates import decide_collection
     from beam_jobs.validation import try_stages, validate_model, validate_plan
+    from pipeline_ops.cli.record_remarks import describe_records
 
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
@@ -91,7 +93,12 @@ def _check_data(config: PipelineConfig) -> str:
     try_stages(source, preprocess, config.file, training)
     validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
     images = ", ".join(f"{len(members)} {name}" for name, members in decision.by_split.items())
-    return f"{images} images; the model {config.train.model} accepts them"
+    max_detections = config.train.model_parameters.get("max_detections")
+    notes = describe_records(decision.by_split, max_detections)
+    return [
+        *(("look at", note) for note in notes),
+        ("checked", f"{images} images; the model {config.train.model} accepts them"),
+    ]
 
 
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:

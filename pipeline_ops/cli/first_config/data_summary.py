@@ -12,7 +12,7 @@ import itertools
 import posixpath
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from beam_jobs.planning.plan import (
     Record,
     check_labels,
     collect_class_names,
+    count_planned_crowds,
     count_planned_labels,
     hash_key,
     infer_task,
@@ -34,6 +35,7 @@ from beam_jobs.stages.boxes import is_unclear
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.cli.record_remarks import describe_records
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
 from pipeline_ops.config.sources import CatalogueOrUserSource, PackedSource
@@ -75,7 +77,8 @@ class DecodedSample:
 class DataSummary:
     """A data set in figures.
 
-    `labels` counts images, or boxes for detection, by class, among the records in `found`.
+    `labels` counts images, or boxes for detection, by class, among the records in `found`. Crowds
+    do not count. `notes` are sentences about annotations that may not be what their owner means.
     `given_splits` are the splits that the source gives, if it gives every record one. `factor` is
     the size of the data set, divided by the size of the part that was read. `untested` are the
     classes without a test image, if all was read. `num_unclear` is the number of images that EXIF
@@ -93,6 +96,12 @@ class DataSummary:
     remarks: Sequence[str]
     untested: Sequence[str] = ()
     num_unclear: int = 0
+    notes: Sequence[str] = ()
+
+    @property
+    def most_boxes(self) -> int:
+        """The largest number in an image."""
+        return max((len(record.boxes or ()) for record in self.found.records), default=0)
 
     @property
     def total(self) -> int:
@@ -129,7 +138,7 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")
     try:
         sample = _decode_sample(found.records, listing.folder, factor)
-        split, members, untested = _choose_split(found.records, str(listing.folder), factor)
+        split, by_split = _choose_split(found.records, str(listing.folder), factor)
     except DataError as error:
         if not found.rejected:
             raise
@@ -137,16 +146,17 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
     given = {record.split for record in found.records}
     return DataSummary(
         infer_task(found.records),
-        Counter(label for record in found.records for label in record.labels),
+        Counter(label for record in found.records for label in record.learned_labels),
         split,
         sorted(name for name in given if name) if None not in given else (),
-        {name: round(number * factor) for name, number in members.items()},
+        {name: round(len(members) * factor) for name, members in by_split.items()},
         found,
         sample,
         factor,
         remarks,
-        untested if factor == 1 else (),
+        _list_untested(by_split) if factor == 1 else (),
         _count_unclear(found.records, listing.folder),
+        describe_records(by_split),
     )
 
 
@@ -164,8 +174,8 @@ def _count_unclear(records: Sequence[Record], folder: RawFolder) -> int:
 
 def _choose_split(
     records: Sequence[Record], source: str, factor: float
-) -> tuple[Split, dict[str, int], Sequence[str]]:
-    """Returns the shares of the splits, the number of records in each, and the untested classes."""
+) -> tuple[Split, dict[str, list[Record]]]:
+    """Returns the shares of the splits, and the records in each."""
 
     def explain_empty(_: str) -> str:
         return f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
@@ -177,14 +187,20 @@ def _choose_split(
     for shares, stratify in itertools.product(_SPLITS, (True,) if is_small else (False, True)):
         split = shares.model_copy(update={"stratify": stratify})
         by_split = split_records(records, split)
-        labels = count_planned_labels(by_split)
         try:
-            check_labels(labels, names, source, task, explain_empty, _CURE)
-            untested = [name for name in names if not labels["test"][name]]
-            return split, {name: len(members) for name, members in by_split.items()}, untested
+            labels, crowds = count_planned_labels(by_split), count_planned_crowds(by_split)
+            check_labels(labels, names, source, task, explain_empty, _CURE, crowds)
+            return split, by_split
         except DataError as error:
             problems.append(error)
     raise problems[-1]
+
+
+def _list_untested(by_split: Mapping[str, Sequence[Record]]) -> list[str]:
+    """The classes without a test image."""
+    labels = count_planned_labels(by_split)
+    names = {name for counts in labels.values() for name in counts}
+    return sorted(name for name in names if not labels["test"].get(name))
 
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
@@ -255,7 +271,8 @@ def sample_listing(
     files = []
     for file in listing.files:
         is_sampled = _is_in(folder, file) or is_image_name(file.key)
-        stem = posixpath.splitext(posixpath.basename(file.key))[0]  # of image and annotation
+        # Of image and annotation.
+        stem = posixpath.splitext(posixpath.basename(file.key))[0].casefold()
         share = hash_key(b"init", 0, stem) / 2**64 if is_sampled else 0.0
         if share < max_files / total and not _is_in("ImageSets", file):
             files.append(file)

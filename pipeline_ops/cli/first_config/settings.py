@@ -11,7 +11,6 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.config.model_catalogue import CATALOGUE
@@ -30,7 +29,7 @@ class Recipe:
     """
 
     model: str
-    parameters: Mapping[str, Any]
+    parameters: dict[str, Any]
     reason: str
     batch_size: int
     steps: int
@@ -89,7 +88,7 @@ OBJECTS_OF_MANY_CLASSES = dataclasses.replace(
 MANY_OBJECTS = dataclasses.replace(
     OBJECTS,
     model="retinanet",
-    parameters={"backbone": "ResNet50", "normalization": "group", "max_boxes": 128},
+    parameters={"backbone": "ResNet50", "normalization": "group"},
     reason="for many images, on GPUs",
     steps=20_000,
     measured="not measured yet",
@@ -134,6 +133,7 @@ _STEP_PIXELS = 32
 """A factor of all image sizes, as the networks need it."""
 _MANY_IMAGES = 50_000
 _MANY_CLASSES = 10
+_MIN_MAX_BOXES, _MAX_BOXES_STEP = 128, 32
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 300
 _MAX_SHARDS, _MANY_IMAGES_PER_SHARD = 64, 4000
 
@@ -216,7 +216,9 @@ def _choose_recipe(data: DataSummary, side: int, has_gpu: bool) -> Recipe:
     is_large = has_gpu and data.total >= _MANY_IMAGES
     if data.task == "detection":
         if is_large:
-            return MANY_OBJECTS
+            most_boxes = math.ceil(data.most_boxes / _MAX_BOXES_STEP) * _MAX_BOXES_STEP
+            sizes = {"max_boxes": max(_MIN_MAX_BOXES, most_boxes)}
+            return dataclasses.replace(MANY_OBJECTS, parameters=MANY_OBJECTS.parameters | sizes)
         return OBJECTS if len(data.labels) <= _MANY_CLASSES else OBJECTS_OF_MANY_CLASSES
     if side < _SMALL_SIDE:
         return SMALL_IMAGES

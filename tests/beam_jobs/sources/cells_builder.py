@@ -8,7 +8,8 @@ import tensorflow_datasets as tfds
 
 
 class MyCells(tfds.core.GeneratorBasedBuilder):
-    """Images of one brightness each; image `i` has `i % 3` boxes."""
+    """Images of one brightness each; image `i` has `i % 3` boxes. If `i` is even, the second one is
+    a crowd."""
 
     VERSION = tfds.core.Version("1.2.0")
 
@@ -36,7 +37,7 @@ class MyCells(tfds.core.GeneratorBasedBuilder):
                 {
                     "bbox": tfds.features.BBox(0.0, 0.25, 0.5, 0.75),
                     "label": number,
-                    "is_crowd": bool(number),
+                    "is_crowd": number > index % 2,
                 }
                 for number in range(index % 3)
             ]

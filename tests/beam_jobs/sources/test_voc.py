@@ -261,3 +261,34 @@ def test_a_single_folder_of_a_split_is_only_a_folder(raw):
     raw.add("train/1.xml", annotation(an_object()))
     records, _ = raw.read(type="voc", images=".", annotations=".")
     assert records["train/1.jpg"].split is None
+
+
+@pytest.mark.parametrize(
+    ("image", "xml"),
+    [("IMG_1.JPG", "img_1.xml"), ("sub/a.png", "Sub/A.XML"), ("Straße.jpg", "STRASSE.xml")],
+)
+def test_names_of_image_and_annotation_may_differ_in_case(one, raw, image, xml):
+    raw.add(f"JPEGImages/{image}")
+    raw.add(f"Annotations/{xml}", annotation(an_object(name="dog")))
+    assert one(annotation())[1] == {}
+    assert raw.read(type="voc")[0][f"JPEGImages/{image}"].labels == ["dog"]
+
+
+def test_lists_may_name_the_annotation_where_the_image_differs_in_case(raw):
+    raw.add("JPEGImages/IMG_1.JPG")
+    raw.add("Annotations/img_1.xml", annotation(an_object()))
+    raw.add("ImageSets/Main/train.txt", "img_1\n")
+    records, rejected = raw.read(type="voc", image_sets={"train": "train"})
+    assert rejected == {} and records["JPEGImages/IMG_1.JPG"].split == "train"
+
+
+def test_of_two_names_that_differ_in_case_none_is_taken(one, raw):
+    raw.add("JPEGImages/A.jpg")
+    raw.add("Annotations/a.xml", annotation(an_object()))
+    raw.add("JPEGImages/a.png")
+    raw.add("Annotations/B.xml", annotation(an_object()))
+    raw.add("JPEGImages/b.png")
+    raw.add("JPEGImages/b.jpg")
+    _, rejected = one(annotation())
+    reasons = {key: reason for key, (reason, _) in rejected.items()}
+    assert reasons == {"JPEGImages/A.jpg": "no_annotation", "JPEGImages/b.jpg": "ambiguous_image"}

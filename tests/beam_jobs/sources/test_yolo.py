@@ -370,3 +370,95 @@ def test_labels_in_another_folder_are_not_taken_for_background(raw):
         r"labels/train/1.txt",
     ):
         raw.read(type="yolo")
+
+
+BOX = "0 .5 .5 .5 .5\n"
+
+
+def add_pair(raw, image: str, label: str, content: str = BOX, folder="images", labels="labels"):
+    raw.add(f"{folder}/train/{image}")
+    raw.add(f"{labels}/train/{label}", content)
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [("IMG_01.JPG", "img_01.txt"), ("a.png", "A.TXT"), ("Ä b.jpg", "ä B.txt"), ("1.jpg", "1.TXT")],
+)
+@pytest.mark.parametrize("folders", [("images", "labels"), ("photos", "photos")])
+def test_names_of_image_and_label_may_differ_in_case(raw, image, label, folders):
+    folder, labels = folders
+    raw.add("data.yaml", f"train: {folder}/train\nnames: [cat, dog]\n")
+    add_pair(raw, "2.jpg", "2.txt", "1 .5 .5 .5 .5\n", folder, labels)
+    add_pair(raw, image, label, BOX, folder, labels)
+    records, rejected = raw.read(type="yolo")
+    assert rejected == {}
+    assert sorted(record.labels for record in records.values()) == [["cat"], ["dog"]]
+
+
+def test_of_two_names_that_differ_in_case_none_is_taken(raw):
+    raw.add("data.yaml", COCO8.replace("val: images/val", "# "))
+    add_pair(raw, "1.jpg", "1.txt")
+    add_pair(raw, "A.jpg", "a.txt")
+    raw.add("labels/train/A.TXT", BOX)
+    records, rejected = raw.read(type="yolo")
+    assert list(records) == ["images/train/1.jpg"]
+    assert {key: reason for key, (reason, _) in rejected.items()} == {
+        "images/train/A.jpg": "no_annotation",
+        "labels/train/a.txt": "missing_image",
+        "labels/train/A.TXT": "missing_image",
+    }
+
+
+def test_where_label_files_have_no_image_an_image_without_one_is_no_background(raw):
+    raw.add("data.yaml", "train: images/train\nval: images/val\nnames: [cat, dog]\n")
+    add_pair(raw, "1.jpg", "1.txt")
+    add_pair(raw, "2.jpg", "frame_2.txt")
+    raw.add("images/val/3.jpg")
+    raw.add("labels/val/classes.txt", "cat\ndog\n")
+    records, rejected = raw.read(type="yolo")
+    assert {key: len(record.boxes) for key, record in records.items()} == {
+        "images/train/1.jpg": 1,
+        "images/val/3.jpg": 0,  # there is no label file that it could have lost
+    }
+    assert rejected["images/train/2.jpg"] == (
+        "no_annotation",
+        "there is no label file labels/train/2.txt, and labels/train/frame_2.txt has no image. "
+        "Give both the same name",
+    )
+    assert rejected["labels/train/frame_2.txt"][0] == "missing_image"
+
+
+def test_beside_images_only_texts_with_boxes_are_lost_labels(raw):
+    raw.add("data.yaml", "train: photos/a\nval: photos/b\nnames: [cat, dog]\n")
+    for folder in "ab":
+        raw.add(f"photos/{folder}/1.jpg")
+        raw.add(f"photos/{folder}/1.txt", BOX)
+        raw.add(f"photos/{folder}/2.jpg")
+        raw.add(f"photos/{folder}/readme.txt", "These are photographs.")
+    raw.add("photos/b/second.txt", BOX)
+    records, rejected = raw.read(type="yolo")
+    assert list(rejected) == ["photos/b/2.jpg"] and records["photos/a/2.jpg"].boxes == ()
+
+
+def test_labels_of_images_that_no_list_names_are_not_lost(raw):
+    raw.add("data.yaml", "train: train.txt\nnames: [cat, dog]\n")
+    raw.add("train.txt", "images/1.jpg\nimages/2.jpg\n")
+    for name in "134":
+        raw.add(f"labels/{name}.txt", BOX)
+    for name in "1234":
+        raw.add(f"images/{name}.jpg")
+    records, rejected = raw.read(type="yolo")
+    assert rejected == {} and {key: len(each.boxes) for key, each in records.items()} == {
+        "images/1.jpg": 1,
+        "images/2.jpg": 0,
+    }
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\ufeff \r\n"])
+def test_label_files_that_are_there_and_empty_are_counted(raw, content):
+    raw.add("data.yaml", COCO8)
+    for name in ("train/1", "train/2", "val/3"):
+        raw.add(f"images/{name}.jpg")
+        raw.add(f"labels/{name}.txt", content)
+    with pytest.raises(DataError, match="found none: 3 label files are there, and all of them are"):
+        raw.read(type="yolo")

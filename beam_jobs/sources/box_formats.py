@@ -72,7 +72,8 @@ def judge_formats(
         for bound in (_BOUND, _ROUNDING)
     )
     found = _select(candidates, rough, len(sized))
-    found = _select(found, close, len(sized)) or found
+    if len(found) > 1:
+        found = _select(found, close, len(sized)) or found
     found = sorted(found, key=lambda name: close[name])
     return Judgement(found, units, _describe(found, units, close, len(sized)))
 

@@ -103,6 +103,10 @@ class FolderView:
         return found
 
     @functools.cached_property
+    def _json_values(self) -> dict[str, Any]:
+        return {}
+
+    @functools.cached_property
     def _images_by_key(self) -> dict[str, RawFile]:
         return {file.key: file for file in self.images}
 
@@ -191,12 +195,13 @@ class FolderView:
 
     def read_json(self, file: RawFile) -> Any:
         """The value of a file of JSON, or None if it is none, or a very large one."""
-        if file.num_bytes > MAX_JSON_BYTES:
-            return None
-        try:
-            return json.loads(decode_text(self.read_start(file, MAX_JSON_BYTES)))
-        except (ValueError, RecursionError):
-            return None
+        if file.key not in self._json_values:
+            value = None
+            if file.num_bytes <= MAX_JSON_BYTES:
+                with contextlib.suppress(ValueError, RecursionError):
+                    value = json.loads(decode_text(self.read_start(file, MAX_JSON_BYTES)))
+            self._json_values[file.key] = value
+        return self._json_values[file.key]
 
     def enter(self, below: str) -> Listing:
         """The listing of a folder below this one, or of this folder for an empty name."""

@@ -155,14 +155,18 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         factor,
         remarks,
         _list_untested(by_split) if factor == 1 else (),
-        _count_unclear(found.records, listing.folder),
+        _count_unclear(found.records, listing.folder, sample),
         describe_records(by_split),
     )
 
 
-def _count_unclear(records: Sequence[Record], folder: RawFolder) -> int:
-    """The number of images, among many, whose boxes are for an unknown one of two pictures."""
-    number = 0
+def _count_unclear(records: Sequence[Record], folder: RawFolder, sample: DecodedSample) -> int:
+    """The number of images, among many, whose boxes are for an unknown one of two pictures.
+
+    Of images inside other files, those of the sample are looked at.
+    """
+    is_packed = not isinstance(records[0].file, RawFile)
+    number = sum(each.reason == "unclear_orientation" for each in sample.rejected) * is_packed
     ordered = sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
     for record in ordered[:_MAX_ORIENTED]:
         frame = record.frame

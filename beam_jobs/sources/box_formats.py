@@ -23,6 +23,7 @@ _MEANINGS: Mapping[BoxFormat, str] = {
     "center_xywh": "center, width, height",
 }
 _USUAL: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
+_USUAL_FORMAT: BoxFormat = "xywh"
 _MAX_FAULTS, _MIN_RATIO = 0.02, 4
 """Share of wrong boxes that a file may have in its own format, and how many times as many another
 format must have if the share is larger, up to a quarter."""
@@ -72,8 +73,10 @@ def judge_formats(
         for bound in (_BOUND, _ROUNDING)
     )
     found = _select(candidates, rough, len(sized))
-    if len(found) > 1:
-        found = _select(found, close, len(sized)) or found
+    closely = _select(found, close, len(sized)) if len(found) > 1 else found
+    # Boxes of the usual format may leave their images a little, so closeness alone is no proof.
+    if _USUAL_FORMAT in closely or _USUAL_FORMAT not in found:
+        found = closely or found
     found = sorted(found, key=lambda name: close[name])
     return Judgement(found, units, _describe(found, units, close, len(sized)))
 
@@ -87,6 +90,11 @@ def _select(
     best, *others = sorted(candidates, key=lambda name: faults[name])
     is_only = all(faults[other] >= _MIN_RATIO * faults[best] for other in others)
     return [best] if is_only and faults[best] <= total / 4 else []
+
+
+def fits(boxes: Sequence[tuple[Sequence[float], Size | None]], box_format: BoxFormat) -> bool:
+    """Returns whether most boxes are in their images, perhaps but for a small part of them."""
+    return _count_faults(boxes, box_format, _BOUND) <= len(boxes) / 4
 
 
 def _describe(

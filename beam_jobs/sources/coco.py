@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.sources.box_formats import judge_formats, to_corners
+from beam_jobs.sources.box_formats import fits, judge_formats, to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     MAX_JSON_BYTES,
@@ -171,11 +171,10 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         parts.append({**part, **unless("split", find_split_of_path(file.key), None)})
         reasons.append(f"{file.key} is a COCO file with images in {folder}")
         boxes += _list_boxes(content) if content else []
-    judgement = judge_formats(boxes)
     keys: dict[str, Any] = {"parts": parts}
     notes = []
-    if boxes and "xywh" not in judgement.formats:
-        keys |= {"box_format": judgement.formats[0]} if judgement.formats else {}
+    if not fits(boxes, "xywh") and (judgement := judge_formats(boxes)).formats:
+        keys["box_format"] = judgement.formats[0]
         notes = [judgement.text]
     if parts:
         yield SourceMatch("coco", "; ".join(reasons), keys, notes=notes)

@@ -326,8 +326,7 @@ def _choose_label(
     if given := chosen.get(label_key):
         return str(given)
     short = {name: _normalise(name.rpartition(".")[2]) for name in names}
-    if "x" in short.values():
-        short = {name: own for name, own in short.items() if own != "y"}
+    short = {n: own for n, own in short.items() if own != "y" or not _are_numbers(rows, n)}
     found = [name for usual in _LABELS for name, own in short.items() if own == usual]
     found = [name for name in found if any(find_field(row, name) is not None for row in rows)]
     if exact := [name for name in found if short[name] == "label"]:

@@ -6,6 +6,7 @@ A row names an image by its path, with its class or its boxes in columns that th
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -125,50 +126,66 @@ class ManifestReader:
 
 
 class Table(NamedTuple):
-    """A file whose rows or lines name images, with what its columns are."""
+    """A file whose rows or lines name images in the column `path`, of which some were found.
+
+    `sizes` are those of the rows' images, as far as they were read.
+    """
 
     file: RawFile
     path: str
+    names: Sequence[str]
+    rows: Sequence[Row]
+    sizes: Sequence[Any]
     images: str
     find_by: str
     num_found: int
-    num_rows: int
-    meaning: Meaning
 
 
 def recognise_tables(
     kind: str, view: FolderView, files: Iterable[tuple[RawFile, Sequence[str], Sequence[Row]]]
 ) -> Iterator[SourceMatch | Question | str]:
-    """Yields the matches of files with a header and rows. The files of the splits are one match.
+    """Yields the matches of files with a header and rows.
 
-    A table beside those of the splits is their whole if it has as many rows as they.
+    Files with equal columns are judged together. Those of the splits are one match, also beside a
+    file that is their whole, with as many rows as they have.
     """
-    tables = []
+    groups: dict[Any, list[Table]] = defaultdict(list)
     for file, header, rows in files:
-        found = _judge_table(view, file, header, rows)
+        found = _find_images(view, file, header, rows)
         if isinstance(found, Table):
-            tables.append(found)
-        elif isinstance(found, Question):
-            yield found._replace(type=kind, reason=f"{file.key}: {found.reason}")
+            groups[found.path, *found.names].append(found)
         elif found:
             yield found
+    for tables in groups.values():
+        meaning = _judge_tables(view, tables)
+        if isinstance(meaning, Meaning):
+            yield from _match_parts(kind, view, tables, meaning)
+        elif isinstance(meaning, Question):
+            yield meaning._replace(type=kind, reason=f"{tables[0].file.key}: {meaning.reason}")
+        elif meaning:
+            yield f"{tables[0].file.key}: {meaning}"
+
+
+def _match_parts(
+    kind: str, view: FolderView, tables: Sequence[Table], meaning: Meaning
+) -> Iterator[SourceMatch]:
     splits = {table.file.key: find_split_of_path(table.file.key) for table in tables}
     parts = [table for table in tables if splits[table.file.key]]
     names = [splits[table.file.key] for table in parts]
     rest = [table for table in tables if table not in parts]
     is_divided = "train" in names and 1 < len(names) == len({*names})
-    total = sum(table.num_rows for table in parts)
-    if is_divided and (not rest or all(table.num_rows == total for table in rest)):
+    total = sum(len(table.rows) for table in parts)
+    if is_divided and all(len(table.rows) == total for table in rest):
         remark = f"{rest[0].file.key} is all of them" if rest else ""
-        yield _match_tables(kind, view, parts, names, remark)
+        yield _match_tables(kind, view, parts, names, meaning, remark)
     else:
         for table in tables:
-            yield _match_tables(kind, view, [table], [None])
+            yield _match_tables(kind, view, [table], [None], meaning)
 
 
-def _judge_table(
+def _find_images(
     view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[Row]
-) -> Table | Question | str | None:
+) -> Table | str | None:
     """Returns the table, the reason why its images cannot be used, or None for another file."""
     if any(is_image_name(name) and view.count_images_named([name]) for name in header):
         return f"{file.key} has no header: its first line names an image. Add the line " + (
@@ -183,32 +200,32 @@ def _judge_table(
         best = max(best, (name, folder, "path", number), key=lambda found: found[3])
         best = max(best, (name, ".", "name", by_name), key=lambda found: found[3])
     path, images, find_by, found = best
-    if not path or not rows:
-        return None
     names = [name for name in header if name and name != path]
-    sizes = _measure(view, rows, path, find_by, images) if found else [None] * len(rows)
-    meaning = find_meaning(rows, names, sizes, view.chosen, "columns.label")
-    if not found:
-        if usual and isinstance(meaning, Meaning):
-            first = next((row[usual] for row in rows if row.get(usual)), "")
-            return (
-                f"{file.key} names images and classes, but none of its images"
-                f"{f' ({first})' if first else ''} is below this folder. Correct the paths, or "
-                "name the folder that holds both"
-            )
-        return None
-    if isinstance(meaning, Question):
-        return meaning
-    if meaning == "":
-        choices = [{"columns.label": name} for name in names[:5]]
-        text = f"which of its columns {join_names(names)} has the classes is not clear"
+    if found:
+        sizes = _measure(view, rows, path, find_by, images)
+        return Table(file, path, names, rows, sizes, images, find_by, found)
+    is_table = usual and isinstance(
+        find_meaning(rows, names, [None] * len(rows), view.chosen, "columns.label"), Meaning
+    )
+    first = next((row[usual] for row in rows if is_table and row.get(usual)), "")
+    return first and (
+        f"{file.key} names images and classes, but none of its images ({first}) is below this "
+        "folder. Correct the paths, or name the folder that holds both"
+    )
+
+
+def _judge_tables(view: FolderView, tables: Sequence[Table]) -> Meaning | Question | str:
+    """What the columns of tables with equal columns are."""
+    first, rows = tables[0], [row for table in tables for row in table.rows]
+    sizes = [size for table in tables for size in table.sizes]
+    meaning = find_meaning(rows, first.names, sizes, view.chosen, "columns.label")
+    if meaning == "" and first.names:
+        choices = [{"columns.label": name} for name in first.names[:5]]
+        text = f"which of its columns {join_names(first.names)} has the classes is not clear"
         return Question(text, choices)
-    if isinstance(meaning, str):
-        return f"{file.key}: {meaning}"
-    is_labelled = meaning.task == "classification" and meaning.label
-    if is_labelled and (several := find_multi_label(rows, path, meaning.label)):
-        return f"{file.key}: {several}"
-    return Table(file, path, images, find_by, found, len(rows), meaning)
+    if isinstance(meaning, Meaning) and meaning.task == "classification" and meaning.label:
+        return find_multi_label(rows, first.path, meaning.label) or meaning
+    return meaning
 
 
 def _guess_header(first: Sequence[str]) -> str:
@@ -243,10 +260,10 @@ def _match_tables(
     view: FolderView,
     tables: Sequence[Table],
     splits: Sequence[str | None],
+    meaning: Meaning,
     remark: str = "",
 ) -> SourceMatch:
     first = tables[0]
-    meaning = first.meaning
     columns = {"path": first.path, "label": meaning.label, **meaning.others}
     if meaning.boxes:
         columns["boxes"] = meaning.boxes
@@ -273,7 +290,7 @@ def _match_tables(
     reason = "; ".join(
         f"{table.file.key} names images{say_folder(table.images)} with {noun}"
         f"{' by their file names' if table.find_by == 'name' else ''} "
-        f"({table.num_found:,} of the first {count(min(table.num_rows, _MAX_LOOKED_UP), 'row')} "
+        f"({table.num_found:,} of the first {count(min(len(table.rows), _MAX_LOOKED_UP), 'row')} "
         "looked up were found)"
         for table in tables
     )

@@ -262,17 +262,22 @@ def make_example(features: dict[str, Sequence[Any]]) -> bytes:
 
 
 def make_od_example(
-    image: Image.Image, boxes: Boxes, name: str, labels: Sequence[int] = (), with_text: bool = True
+    image: Image.Image,
+    boxes: Boxes,
+    name: str,
+    labels: Sequence[int] = (),
+    with_text: bool = True,
+    encoded: bytes = b"",
 ) -> bytes:
-    """A record as the TensorFlow Object Detection API has it."""
+    """A record as the TensorFlow Object Detection API has it. `encoded` is the file of `image`."""
     sides = {"x": image.width, "y": image.height}
     features: dict[str, Sequence[Any]] = {
         "image/height": [image.height],
         "image/width": [image.width],
         "image/filename": [name.encode()],
         "image/source_id": [name.encode()],
-        "image/encoded": [encode_png(image)],
-        "image/format": [b"png"],
+        "image/encoded": [encoded or encode_png(image)],
+        "image/format": [b"jpeg" if encoded.startswith(b"\xff\xd8") else b"png"],
         "image/object/class/label": labels or [NUMBERS[box.label] + 1 for box in boxes],
     }
     for axis, side in sides.items():

@@ -37,6 +37,7 @@ class Findings:
     missed: int = 0
     doubled: int = 0
     rejected: dict[str, str] = field(default_factory=dict)
+    num_rejected_images: int = 0
     splits: Counter[str | None] = field(default_factory=Counter)
 
 
@@ -74,12 +75,14 @@ def check_config(
     findings = Findings()
     for each in source.found.rejected:
         findings.rejected[each.reason] = f"{each.key}: {each.detail}"
+        findings.num_rejected_images += "#box" not in each.key
     for record in source.found.records:
         example = record.to_example(read_raw(record.file, source.folder))
         try:
             results = run_stages(source.stages, example, Counter(), Counter())
         except Rejected as reject:
             findings.rejected[reject.reason] = f"{record.key}: {reject.detail}"
+            findings.num_rejected_images += 1
             continue
         findings.splits[record.split] += 1
         for result in results:

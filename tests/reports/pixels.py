@@ -16,7 +16,7 @@ from beam_jobs.stages import run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from pipeline_ops.cli.arguments import load_checked, read_source
 
-MIN_AREA, MAX_DISTANCE = 20, 90
+MIN_AREA, MAX_DISTANCE = 12, 90
 NAMES = {
     "red": {"cat", "CAT", "Cat", "Kätzchen", "猫", "焊点", "Äpfel", "0", "/m/01yrx"},
     "blue": {"dog", "DOG", "Hündchen", "狗", "Öl", "1", "/m/0bt9lr"},

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reports import inputs
+from reports import inputs, own_inputs
 from reports.reading import read_case
 
 HERE = Path(__file__).parent
-TABLE = yaml.safe_load((HERE / "reports.yaml").read_text())
+CASES = inputs.CASES | own_inputs.CASES
+TABLE = {
+    name: row
+    for file in ("reports.yaml", "own_reports.yaml")
+    for name, row in yaml.safe_load((HERE / file).read_text()).items()
+}
 SAMPLE = [name for name, row in TABLE.items() if row.get("sample")]
 
 
@@ -38,14 +43,14 @@ def check_case(make, row, folder, capsys):
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_data_of_a_report_are_right_or_refused_with_a_reason(name, tmp_path, capsys):
-    check_case(inputs.CASES[name], TABLE[name], tmp_path, capsys)
+    check_case(CASES[name], TABLE[name], tmp_path, capsys)
 
 
 @pytest.mark.stores
-@pytest.mark.parametrize("name", [name for name in inputs.CASES if name not in SAMPLE])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in SAMPLE])
 def test_the_data_of_any_report_are_right_or_refused_with_a_reason(name, tmp_path, capsys):
-    check_case(inputs.CASES[name], TABLE[name], tmp_path, capsys)
+    check_case(CASES[name], TABLE[name], tmp_path, capsys)
 
 
 def test_the_table_has_a_row_for_each_input():
-    assert {*TABLE} == {*inputs.CASES}
+    assert {*TABLE} == {*CASES}

@@ -55,12 +55,13 @@ def find_objects(image: np.ndarray) -> list[Box]:
     return found
 
 
-def compute_iou(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    common = max(width, 0) * max(height, 0)
-    areas = ((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (one, other))
-    return common / (sum(areas) - common)
+def compute_ious(corners: tuple[float, ...], objects: list[Box]) -> np.ndarray:
+    """The overlap of one box with each object, intersection over union."""
+    others = np.array([each.corners for each in objects], float).reshape(-1, 4)
+    low, high = np.maximum(corners[:2], others[:, :2]), np.minimum(corners[2:], others[:, 2:])
+    common = (high - low).clip(0).prod(1)
+    areas = (others[:, 2:] - others[:, :2]).prod(1)
+    return common / (areas + (corners[2] - corners[0]) * (corners[3] - corners[1]) - common)
 
 
 def check_config(
@@ -121,12 +122,13 @@ def _check_boxes(
     used: Counter[Box] = Counter()
     for box in result.boxes or ():
         corners = box.xmin, box.ymin, box.xmax, box.ymax
-        overlaps = {each: compute_iou(each.corners, corners) for each in objects}
-        best = max(objects, key=overlaps.__getitem__, default=None)
-        if best is None or overlaps[best] < min_iou:
-            overlap = overlaps[best] if best else 0
+        overlaps = compute_ious(corners, objects)
+        overlap = overlaps.max(initial=0)
+        if overlap < min_iou:
             findings.wrong[f"box of {box.label}, IoU {overlap:.1f}"] += 1
-        elif colours[box.label] != best.label:
+            continue
+        best = objects[overlaps.argmax()]
+        if colours[box.label] != best.label:
             findings.wrong[f"box of {box.label} around {best.label}"] += 1
         else:
             findings.right += 1

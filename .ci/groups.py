@@ -43,9 +43,11 @@ GROUPS = {
         ),
     ),
     "stores": Group(
-        15,
+        18,
         (
+            "beam_jobs/sources",
             "pipeline_ops/artifacts",
+            "pipeline_ops/cli/first_config",
             "pipeline_ops/jobs/study",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+from beam_jobs.sources.folder_view import view_folder
 from beam_jobs.sources.source import SourceEntry
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 
@@ -16,8 +17,9 @@ PAGE = (CODE_ROOT / "docs" / "add-a-source.md").read_text()
 
 def test_the_files_of_the_page_pass_the_test_and_the_linter(tmp_path):
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
-    source, test = map(textwrap.dedent, blocks)
+    source, test, recogniser = map(textwrap.dedent, blocks)
     (tmp_path / "tab_labels.py").write_text(source)
+    (tmp_path / "tab_recogniser.py").write_text(recogniser)
     (tmp_path / "test_tab_labels.py").write_text(test)
     for words in (
         ["pytest", "-q", "-p", "no:cacheprovider", "."],
@@ -31,6 +33,20 @@ def test_the_files_of_the_page_pass_the_test_and_the_linter(tmp_path):
             env=os.environ | {"PYTHONPATH": str(CODE_ROOT)},
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_recogniser_of_the_page_finds_its_data(tmp_path):
+    [_, _, block] = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    names: dict = {}
+    exec(block, names)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "labels.txt").write_text("1.png\tcat\n")
+    [match] = names["recognise"](view_folder(tmp_path))
+    assert (match.type, match.keys) == ("tab_labels", {"labels": "sub/labels.txt"})
+    (tmp_path / "sub" / "labels.txt").write_text("1.png cat\n")
+    assert [*names["recognise"](view_folder(tmp_path))] == [
+        "sub/labels.txt has no tab. Save it with tabs"
+    ]
 
 
 def test_every_field_of_an_entry_is_on_the_page():

@@ -61,7 +61,9 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
         "a JSON file with images, categories and annotations, and the images",
     ),
     "yolo": CatalogueSource(
-        yolo.read_entries, yolo.recognise, "a data.yaml, and folders images and labels"
+        yolo.read_entries,
+        yolo.recognise,
+        "a data.yaml, obj.data or classes.txt, and a text file of boxes for each image",
     ),
     "csv": CatalogueSource(
         csv.read_entries,

@@ -302,11 +302,13 @@ class ParquetSource(FieldsSource):
 
 
 class YoloSource(AnnotatedSource):
-    """The layout of Ultralytics YOLO: `data.yaml`, `images` and `labels`."""
+    """The layouts of Ultralytics YOLO, Darknet, labelImg and keras-yolo3."""
 
     type: Literal["yolo"]
     data: str = advanced_field("data.yaml")
-    """The file below `source.path` that names the splits and the classes of a YOLO data set."""
+    """The file below `source.path` that names the classes of a YOLO data set: Ultralytics'
+    `data.yaml` or Darknet's `obj.data`, with the splits, or one class a line, as in `classes.txt`
+    or `obj.names`. In the last case, lists beside it or folders are the splits."""
 
     @property
     def required_files(self) -> dict[str, str]:

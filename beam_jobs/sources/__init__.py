@@ -18,9 +18,11 @@ from beam_jobs.sources import (
     image_folder,
     jsonl,
     label_studio,
+    labelme,
     parquet,
     tfds,
     tfrecord,
+    via,
     voc,
     webdataset,
     yolo,
@@ -93,6 +95,12 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
     ),
     "cvat": CatalogueSource(
         cvat.read_entries, cvat.recognise, 'the XML export "CVAT for images", and the images'
+    ),
+    "labelme": CatalogueSource(
+        labelme.read_entries, labelme.recognise, "a JSON file of LabelMe for each image"
+    ),
+    "via": CatalogueSource(
+        via.read_entries, via.recognise, "JSON or CSV of VGG Image Annotator, and the images"
     ),
     "tfds": CatalogueSource(tfds.read_entries, None, ""),
 }

@@ -263,6 +263,14 @@ def escape_surrogates(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
+def parse_points(points: Any) -> list[Point]:
+    """The points of a list of pairs, x and y."""
+    is_list = isinstance(points, list)
+    if not is_list or not all(isinstance(each, list) and len(each) == 2 for each in points):
+        raise Reject("malformed", "a shape needs a list of points, [x, y]")
+    return [(parse_number(x), parse_number(y)) for x, y in points]
+
+
 def enclose(points: Sequence[Point]) -> Corners:
     """The smallest upright rectangle around some points. Raises Reject: box_not_finite, too."""
     if len(points) < 3:

@@ -154,8 +154,8 @@ class BoxOptions(Section):
     drawn_on: Literal["upright", "stored"] | None = None
     """The picture that boxes refer to if EXIF turns an image and the annotated size does not tell:
     `upright` as browsers show it, or `stored`. Null is what is known of the format: upright for
-    `yolo`, `cvat` and `label_studio`, stored for `tfds` and `tfrecord`. For other sources, such
-    images are rejected then."""
+    `yolo`, `cvat`, `label_studio`, `labelme` and `via`, stored for `tfds` and `tfrecord`. For other
+    sources, such images are rejected then."""
 
 
 class AnnotatedSource(Source):
@@ -362,6 +362,15 @@ class CvatSource(AnnotatedSource):
         return {"annotations": self.annotations}
 
 
+class LabelmeSource(AnnotatedSource):
+    """LabelMe's JSON files, one for each image, anywhere below `path`.
+
+    Folders train, val and test at one depth are the splits.
+    """
+
+    type: Literal["labelme"]
+
+
 class ImageFolderSource(Source):
     """Raw images in one folder per class. The folder's name is the label.
 
@@ -422,6 +431,21 @@ class ManifestPart(Section):
     images: str = advanced_field(".")
     split: SplitName | None = None
     """The split of entries without one. With null, `preprocess.split` decides."""
+
+
+class ViaSource(AnnotatedSource):
+    """VGG Image Annotator's project or annotations, as JSON or CSV."""
+
+    type: Literal["via"]
+    parts: list[ManifestPart] = Field(min_length=1)
+    attribute: str | None = None
+    """The attribute of the regions that holds the class. Null is the only one."""
+    single_class: str | None = advanced_field(None)
+    """The class of all regions, if they have no attribute with classes."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {f"parts.{i}.manifest": part.manifest for i, part in enumerate(self.parts)}
 
 
 ColumnName = Literal[
@@ -550,6 +574,8 @@ AnySource = (
     | YoloSource
     | LabelStudioSource
     | CvatSource
+    | LabelmeSource
+    | ViaSource
 )
 
 

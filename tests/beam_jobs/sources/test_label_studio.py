@@ -264,7 +264,7 @@ def test_a_task_of_json_min_without_annotations_is_no_background(read):
         ("/data/local-files/?d=photos/a%20b/1.jpg", "photos/a b/1.jpg"),
         ("/data/local-files/?d=mnt%2Fphotos%2Fa+b%2F1.jpg", "photos/a b/1.jpg"),
         ("/label-studio/data/local-files/?d=photos/a%20b/1.jpg", "photos/a b/1.jpg"),
-        ("http://localhost:8080/data/local-files/?d=a%20b/1.jpg", None),
+        ("http://localhost:8080/data/local-files/?d=a%20b/1.jpg", "photos/a b/1.jpg"),
         ("s3://bucket/photos/a b/1.jpg", "photos/a b/1.jpg"),
         ("gs://bucket/some/where/photos/a b/1.jpg", "photos/a b/1.jpg"),
         ("azure-blob://container/photos/a b/1.jpg", "photos/a b/1.jpg"),
@@ -297,7 +297,13 @@ def test_a_prefix_stands_for_a_folder(raw):
     prefixes = {"s3://b/": "nowhere", "s3://b/x/": "a", "/data/local-files/?d=sub/": "b"}
     records, rejected = raw.read(type="label_studio", export="a.json", prefixes=prefixes)
     assert sorted(records) == ["a/1 2.jpg", "b/1 2.jpg"]
-    assert rejected == {"a.json#task-2": ("missing_image", "there is no file a/3.jpg")}
+    assert rejected == {
+        "a.json#task-2": (
+            "missing_image",
+            "no file below a has the path 3.jpg, an end of it, or its name. Name the folder in "
+            "preprocess.source.prefixes",
+        )
+    }
 
 
 def test_two_references_that_end_alike_are_not_taken_for_one_image(read):
@@ -334,7 +340,7 @@ def with_result(**more) -> dict:
         (a_task(an_annotation(), image="http://[1.jpg"), "a.json#task-0", "malformed", "URL"),
         (a_task(an_annotation(), image="\ud800"), "a.json#task-0", "malformed", "name of a file"),
         (a_task(an_annotation(), image="/home/9.jpg"), "a.json#task-0", "missing_image",
-         "neither /home/9.jpg nor an end of this path"),
+         "has the path /home/9.jpg, an end of it, or its name. Name the folder in"),
         (a_task(), "1.jpg", "no_annotation", "neither cancelled nor skipped"),
         (a_task(annotations={}), "a.json#task-0", "malformed", "annotations must be a list"),
         (a_task("x"), "a.json#task-0", "malformed", "annotations must be a list"),

@@ -47,8 +47,13 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
                 entry.key = reader.find_key(fields.get("path"))
                 boxes = None
                 if source.task == "detection":
-                    if not source.corners and not isinstance(fields.get("boxes"), list):
-                        raise Reject("malformed", "must have a list of boxes, which may be empty")
+                    outer, dot, _ = (
+                        source.corners[0].partition(".") if source.corners else ("boxes", ".", "")
+                    )
+                    if dot and not isinstance(fields.get(outer), list | dict):
+                        raise Reject(
+                            "malformed", f"must have a list of {outer}, which may be empty"
+                        )
                     boxes = reader.read_boxes(fields)
                 yield reader.make_entry(fields, boxes)
 

@@ -181,6 +181,10 @@ def _read_list(
     for number, (path, boxes) in enumerate(lines, start=1):
         if path:
             with files.entry(f"{place.key}:{number}") as entry:
+                if has_boxes and not is_image_name(path):
+                    raise Reject(
+                        "malformed", f"{path:.80} must be an image, then x1,y1,x2,y2,class"
+                    )
                 near = files.get(files.to_key(path, posixpath.dirname(place.key)))
                 file = near or files.find_image_anywhere(path, posixpath.dirname(source.data))
                 entry.key = file.key if has_boxes else None

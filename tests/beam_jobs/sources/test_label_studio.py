@@ -414,3 +414,31 @@ def test_a_file_that_is_missing_is_told(raw):
     raw.add("1.jpg")
     with pytest.raises(DataError, match=r"a.json: no such file. preprocess.source.export"):
         raw.read(type="label_studio", export="a.json")
+
+
+@pytest.mark.parametrize(
+    ("rotation", "corners"),
+    [(0, (30, 20, 50, 120)), (90, (-10, 60, 90, 80)), (180, (30, 20, 50, 120))],
+)
+def test_an_ellipse_is_a_box_around_it(read, rotation, corners):
+    value = {"x": 35, "y": 40, "radiusX": 25, "radiusY": 10, "rotation": rotation}
+    ellipse = a_rectangle() | {"type": "ellipselabels", "value": value | {"ellipselabels": ["cat"]}}
+    [box] = read(a_task(an_annotation(ellipse)))[0]["1.jpg"].boxes
+    assert (box.ymin, box.xmin, box.ymax, box.xmax) == pytest.approx(corners)
+
+
+def test_brush_labels_are_rejected_with_the_cure(read):
+    brush = a_rectangle() | {"type": "brushlabels", "value": {"format": "rle", "rle": [0]}}
+    [(reason, detail)] = read(a_task(an_annotation(brush)))[1].values()
+    assert (reason, "export brush labels as COCO" in detail) == ("unknown_shape", True)
+
+
+@pytest.mark.parametrize("prefixes", [{}, {"/data/upload/1/": "images"}])
+def test_an_upload_is_found_by_its_name_without_the_code(raw, prefixes):
+    for name in ("images/a.jpg", "images/cb0618f6-b.jpg", "images/x/c.jpg", "images/y/c.jpg"):
+        raw.add(name)
+    images = [f"/data/upload/1/{name}.jpg" for name in ("cb0618f6-a", "cb0618f6-b", "cb0618f6-c")]
+    raw.add("a.json", json.dumps([a_task(an_annotation(), image=image) for image in images]))
+    records, rejected = raw.read(type="label_studio", export="a.json", prefixes=prefixes)
+    assert sorted(records) == ["images/a.jpg", "images/cb0618f6-b.jpg"]
+    assert rejected["a.json#task-2"][0] == "ambiguous_image"

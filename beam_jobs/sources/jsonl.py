@@ -83,7 +83,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
 def _recognise_createml(view: FolderView) -> Iterator[SourceMatch]:
     """Finds Create ML's lists of images, whose boxes have their centers, one for each split."""
     corners = [f"annotations.coordinates.{name}" for name in ("x", "y", "width", "height")]
-    parts = []
+    parts, keys = [], dict[str, Any]()
     for file in view.list_candidates(".json")[:MAX_CANDIDATES]:
         items = view.read_json(file)
         items = [i for i in items if isinstance(i, dict)] if isinstance(items, list) else []
@@ -94,13 +94,9 @@ def _recognise_createml(view: FolderView) -> Iterator[SourceMatch]:
             split = unless("split", find_split_of_path(file.key), None)
             parts.append({"manifest": file.key, **unless("images", folder, "."), **split})
     if parts:
-        keys: dict[str, Any] = {
-            "columns": {"path": "image", "label": "annotations.label"},
-            "corners": corners,
-        }
+        keys |= {"columns": {"path": "image", "label": "annotations.label"}, "corners": corners}
         keys |= {"parts": parts, "box_format": "center_xywh", **get_task(has_boxes=True)}
-        reason = f"{join_names([part['manifest'] for part in parts])} as Create ML has it"
-        yield SourceMatch("jsonl", reason, keys)
+        yield SourceMatch("jsonl", f"{parts[0]['manifest']} is a list of Create ML", keys)
 
 
 def _read_lines(view: FolderView, file: RawFile) -> tuple[list[str], list[dict[str, Any]]]:

@@ -69,9 +69,8 @@ def _read_boxes(shapes: Any) -> list[Box]:
     objects: dict[tuple[str, Any], list[Point]] = defaultdict(list)
     for index, shape in enumerate(shapes):
         group = parse_id(shape.get("group_id"))
-        objects[parse_text(shape.get("label")), index if group is None else group] += _outline(
-            shape
-        )
+        part = parse_text(shape.get("label")), index if group is None else group
+        objects[part] += _outline(shape)
     return [make_box(enclose(points), label) for (label, _), points in objects.items()]
 
 

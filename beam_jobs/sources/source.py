@@ -319,8 +319,8 @@ class SourceFiles:
 
         Raises Reject.
         """
-        looks = [(self.find_image_from_elsewhere, each) for each in (folder or ".", ".")]
-        for find, start in (*looks, (self.find_image_by_name, ".")):
+        elsewhere, by_name = self.find_image_from_elsewhere, self.find_image_by_name
+        for find, start in ((elsewhere, folder or "."), (elsewhere, "."), (by_name, ".")):
             try:
                 return find(path, start)
             except Reject as reject:

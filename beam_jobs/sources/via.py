@@ -70,14 +70,10 @@ def _list_entries(text: str) -> dict[str, Any]:
         else:
             found = {}
             for row in csv.DictReader(io.StringIO(text.lstrip("#"), newline="")):
-                image = found.setdefault(
-                    row["filename"], {"filename": row["filename"], "regions": []}
-                )
-                if row["region_shape_attributes"] not in ("{}", "", None):
-                    region = {"shape_attributes": row["region_shape_attributes"]}
-                    image["regions"].append(
-                        region | {"region_attributes": row["region_attributes"]}
-                    )
+                name, shape = row["filename"], row["region_shape_attributes"]
+                image = found.setdefault(name, {"filename": name, "regions": []})
+                region = {"shape_attributes": shape, "region_attributes": row["region_attributes"]}
+                image["regions"] += [region] if shape not in ("{}", "") else []
     except (csv.Error, KeyError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict) or not any(

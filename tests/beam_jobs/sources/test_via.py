@@ -171,3 +171,9 @@ def test_balloons_without_attributes_are_one_class_and_two_attributes_are_a_ques
         recognise(view_folder(raw.folder))
     match = recognise(view_folder(raw.folder, chosen={"attribute": "kind"}))
     assert match.keys["attribute"] == "kind"
+
+
+def test_a_row_that_is_cut_off_is_no_image_without_objects(read):
+    text = to_csv(an_image(a_region(), name="2.jpg")) + "1.jpg,99,1\n"
+    records, rejected = read(text, "via.csv")
+    assert (list(records), rejected["1.jpg"][0]) == (["2.jpg"], "malformed")

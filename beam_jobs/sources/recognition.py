@@ -50,7 +50,7 @@ _OTHER_TOOLS: Mapping[str, tuple[set[str], str]] = {
     "Labelbox": ({"data_row", "projects"}, _OWN),
 }
 _TEXTS: Mapping[str, tuple[re.Pattern[str], str]] = {
-    "KITTI": (re.compile(r"[A-Za-z]\w*( -?[\d.]+){14,15}\s"), _DATUM.format("kitti")),
+    "KITTI": (re.compile(r"[A-Za-z]\w*( -?[\d.]+){14,15}\s"), _DATUM.format("kitti_detection")),
     "DOTA": (re.compile(r"(imagesource:.*\n)?(gsd:.*\n)?([\d.]+ ){8}[\w-]+ [012]\s"), _OWN),
 }
 _ARCHIVES = {".zip": "unzip {0} -d {1}", ".tar.gz": "mkdir -p {1} && tar -xzf {0} -C {1}"}

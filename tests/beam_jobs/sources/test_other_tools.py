@@ -40,7 +40,11 @@ DOTA = "imagesource:GoogleEarth\ngsd:0.1\n1.0 2.0 3.0 2.0 3.0 4.0 1.0 4.0 small-
         ("output.manifest", {"source-ref": "s3://b/1.jpg"}, "trainyard new-source my_source"),
         ("export.ndjson", {"data_row": {}, "projects": {}}, "of Labelbox"),
         ("export.json", [{"data_row": {}, "projects": {}}], "of Labelbox"),
-        ("label_2/000001.txt", KITTI, "datum convert -if kitti -i {0} -f coco -o {0}-coco"),
+        (
+            "label_2/000001.txt",
+            KITTI,
+            "datum convert -if kitti_detection -i {0} -f coco -o {0}-coco",
+        ),
         ("labelTxt/P0001.txt", DOTA, "of DOTA"),
     ],
 )

@@ -18,9 +18,11 @@ from beam_jobs.sources import (
     image_folder,
     jsonl,
     label_studio,
+    labelme,
     parquet,
     tfds,
     tfrecord,
+    via,
     voc,
     webdataset,
     yolo,
@@ -61,7 +63,9 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
         "a JSON file with images, categories and annotations, and the images",
     ),
     "yolo": CatalogueSource(
-        yolo.read_entries, yolo.recognise, "a data.yaml, and folders images and labels"
+        yolo.read_entries,
+        yolo.recognise,
+        "a data.yaml, obj.data or classes.txt, and a text file of boxes for each image",
     ),
     "csv": CatalogueSource(
         csv.read_entries,
@@ -91,6 +95,12 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
     ),
     "cvat": CatalogueSource(
         cvat.read_entries, cvat.recognise, 'the XML export "CVAT for images", and the images'
+    ),
+    "labelme": CatalogueSource(
+        labelme.read_entries, labelme.recognise, "a JSON file of LabelMe for each image"
+    ),
+    "via": CatalogueSource(
+        via.read_entries, via.recognise, "JSON or CSV of VGG Image Annotator, and the images"
     ),
     "tfds": CatalogueSource(tfds.read_entries, None, ""),
 }

@@ -24,6 +24,7 @@ from beam_jobs.sources.folder_view import (
 )
 from beam_jobs.sources.parsing import (
     enclose,
+    enclose_ellipse,
     iterate_children,
     make_box,
     make_rotated_box,
@@ -140,9 +141,7 @@ def _parse_mask(values: Mapping[str, str], _: Size | None) -> Box:
 def _parse_ellipse(values: Mapping[str, str], _: Size | None) -> Box:
     x, y, x_radius, y_radius = _parse_numbers(values, "cx", "cy", "rx", "ry")
     angle = math.radians(parse_number(values.get("rotation", "0")))
-    right = math.hypot(x_radius * math.cos(angle), y_radius * math.sin(angle))
-    down = math.hypot(x_radius * math.sin(angle), y_radius * math.cos(angle))
-    return make_box((y - down, x - right, y + down, x + right), values.get("label"))
+    return make_box(enclose_ellipse(x, y, x_radius, y_radius, angle), values.get("label"))
 
 
 _SHAPES: Mapping[str, Callable[[Mapping[str, str], Size | None], Box]] = {

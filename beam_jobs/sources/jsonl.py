@@ -1,8 +1,12 @@
-"""A manifest of JSON lines, one object per image. A missing list of boxes is an error."""
+"""A manifest of JSON lines, one object per image. A missing list of boxes is an error.
+
+The objects may be the items of a list, as Apple's Create ML has them, which count as lines.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +16,11 @@ from beam_jobs.sources.folder_view import (
     FolderView,
     Question,
     SourceMatch,
+    get_task,
     join_names,
+    unless,
 )
-from beam_jobs.sources.parsing import decode_text, parse_json_object
+from beam_jobs.sources.parsing import decode_text, find_split_of_path, parse_json_object
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.tables import ManifestReader, recognise_tables
 from beam_jobs.stages.stage import Reject
@@ -29,7 +35,7 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
     for key, part in source.list_parts().items():
         reader = ManifestReader(files, source, part)
         text = decode_text(files.read(part.manifest, key), "surrogateescape")
-        for number, line in enumerate(text.split("\n"), start=1):
+        for number, line in enumerate(_divide(text), start=1):
             if not line.strip():
                 continue
             with files.entry(f"{part.manifest}:{number}", prefix=f"line {number}: ") as entry:
@@ -41,14 +47,28 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
                 entry.key = reader.find_key(fields.get("path"))
                 boxes = None
                 if source.task == "detection":
-                    if not source.corners and not isinstance(fields.get("boxes"), list):
-                        raise Reject("malformed", "must have a list of boxes, which may be empty")
+                    outer, dot, _ = (
+                        source.corners[0].partition(".") if source.corners else ("boxes", ".", "")
+                    )
+                    if dot and not isinstance(fields.get(outer), list | dict):
+                        raise Reject(
+                            "malformed", f"must have a list of {outer}, which may be empty"
+                        )
                     boxes = reader.read_boxes(fields)
                 yield reader.make_entry(fields, boxes)
 
 
+def _divide(text: str) -> list[str]:
+    """The lines of a file, or the items of its list."""
+    if text.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return list(map(json.dumps, json.loads(text)))
+    return text.split("\n")
+
+
 def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     """Finds files of JSON lines with a path and a label or boxes."""
+    yield from _recognise_createml(view)
     files = [(file, *_read_lines(view, file)) for file in view.list_candidates(".jsonl", ".ndjson")]
     found = list(recognise_tables("jsonl", view, files[:MAX_CANDIDATES]))
     yield from found
@@ -58,6 +78,25 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
             f"the lines of {file.key} have the keys {join_names(names)}. "
             "The source needs path and label, or path and boxes"
         )
+
+
+def _recognise_createml(view: FolderView) -> Iterator[SourceMatch]:
+    """Finds Create ML's lists of images, whose boxes have their centers, one for each split."""
+    corners = [f"annotations.coordinates.{name}" for name in ("x", "y", "width", "height")]
+    parts, keys = [], dict[str, Any]()
+    for file in view.list_candidates(".json")[:MAX_CANDIDATES]:
+        items = view.read_json(file)
+        items = [i for i in items if isinstance(i, dict)] if isinstance(items, list) else []
+        xs = [find_field(item.get("annotations"), "coordinates.x") for item in items]
+        names = [str(item["image"]) for item in items if "image" in item]
+        folder, found = view.find_images_folder(names, file.key)
+        if found and any(isinstance(x, list) and x and x[0] is not None for x in xs):
+            split = unless("split", find_split_of_path(file.key), None)
+            parts.append({"manifest": file.key, **unless("images", folder, "."), **split})
+    if parts:
+        keys |= {"columns": {"path": "image", "label": "annotations.label"}, "corners": corners}
+        keys |= {"parts": parts, "box_format": "center_xywh", **get_task(has_boxes=True)}
+        yield SourceMatch("jsonl", f"{parts[0]['manifest']} is a list of Create ML", keys)
 
 
 def _read_lines(view: FolderView, file: RawFile) -> tuple[list[str], list[dict[str, Any]]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +30,12 @@ from beam_jobs.sources.folder_view import (
     get_task,
 )
 from beam_jobs.sources.parsing import (
-    Point,
     enclose,
+    enclose_ellipse,
     make_box,
     make_rotated_box,
     parse_number,
+    parse_points,
     parse_size,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
@@ -48,7 +50,7 @@ _NO_SHAPES = frozenset(
     ("choices", "taxonomy", "textarea", "rating", "number", "datetime", "pairwise", "relation")
 )
 """Types of results that are not about a part of the image."""
-_SHAPE_KINDS = ("rectanglelabels", "polygonlabels")
+_SHAPE_KINDS = ("rectanglelabels", "polygonlabels", "ellipselabels")
 _UPLOAD = re.compile(r"[0-9a-f]{8}-")
 """Label Studio puts this before the name of an uploaded file."""
 _Results = Sequence[Mapping[str, Any]]
@@ -177,7 +179,8 @@ def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -
         if prefix:
             rest = reference.removeprefix(prefix)
             is_url = reference.startswith(("/", "http://", "https://"))
-            return files.find_image(unquote(rest) if is_url else rest, source.prefixes[prefix])
+            folder = source.prefixes[prefix]
+            return _find_uploaded(unquote(rest) if is_url else rest, folder, files)
         return _find_by_path_end(reference, files)
     except Reject as reject:
         return reject
@@ -192,13 +195,22 @@ def _find_by_path_end(reference: str, files: SourceFiles) -> RawFile:
             raise Reject("malformed", f"{reference:.80} is not a URL: {error}") from None
         is_local = url.path.endswith("/data/local-files/")
         path = parse_qs(url.query).get("d", [""])[0] if is_local else unquote(url.path)
-    folder, name = posixpath.split(path)
-    try:
-        return files.find_image_from_elsewhere(path)
-    except Reject as reject:
-        if reject.reason != "missing_image" or not _UPLOAD.match(name):
-            raise
-    return files.find_image_from_elsewhere(f"{folder}/{_UPLOAD.sub('', name, count=1)}")
+    return _find_uploaded(path, ".", files)
+
+
+def _find_uploaded(path: str, folder: str, files: SourceFiles) -> RawFile:
+    """The image of a path, or of the path without the code of an upload, or of its name."""
+    before, name = posixpath.split(path)
+    names = dict.fromkeys((path, posixpath.join(before, _UPLOAD.sub("", name, count=1))))
+    for find in (files.find_image_from_elsewhere, files.find_image_by_name):
+        for each in names:
+            try:
+                return find(each, folder)
+            except Reject as reject:
+                if reject.reason != "missing_image":
+                    raise
+    detail = f"no file below {folder} has the path {path}, an end of it, or its name. Name"
+    raise Reject("missing_image", f"{detail} the folder in preprocess.source.prefixes")
 
 
 def _choose_results(task: _Task, source: LabelStudioSource) -> _Results:
@@ -257,8 +269,8 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     if kind not in _SHAPE_KINDS:
         raise Reject(
             "unknown_shape",
-            f"a result of the type {kind:.40}. Rectanglelabels and polygonlabels can become boxes. "
-            "Remove the shape in Label Studio",
+            f"a result of the type {kind:.40}. {', '.join(_SHAPE_KINDS)} can become boxes. Remove "
+            "the shape in Label Studio, or export brush labels as COCO",
         )
     if parse_number(result.get("image_rotation") or 0) % 360:
         raise Reject(
@@ -271,8 +283,16 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
         raise Reject("malformed", f"a shape needs one label, and this one has {labels!r:.80}")
     height, width = size or (1.0, 1.0)
     if kind == "polygonlabels":
-        corners = enclose(_parse_points(value.get("points"), height, width))
-        return make_box(corners, labels[0])
+        points = parse_points(value.get("points"))
+        scaled = [(x * width / 100, y * height / 100) for x, y in points]
+        return make_box(enclose(scaled), labels[0])
+    if kind == "ellipselabels":
+        names = ("x", "y", "radiusX", "radiusY", "rotation")
+        x, y, x_radius, y_radius, angle = (parse_number(value.get(name, 0)) for name in names)
+        ymin, xmin, ymax, xmax = enclose_ellipse(
+            x * width, y * height, x_radius * width, y_radius * height, math.radians(angle)
+        )
+        return make_box((ymin / 100, xmin / 100, ymax / 100, xmax / 100), labels[0])
     x, y, w, h = (parse_number(value.get(name)) for name in ("x", "y", "width", "height"))
     ymin, xmin = y * height / 100, x * width / 100
     corners = ymin, xmin, (y + h) * height / 100, (x + w) * width / 100
@@ -282,14 +302,6 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     if size is None:
         raise Reject("malformed", "a rotated rectangle needs original_width and original_height")
     return make_rotated_box(corners, degrees, (xmin, ymin), labels[0], size)
-
-
-def _parse_points(points: Any, height: float, width: float) -> list[Point]:
-    if not isinstance(points, list) or not all(
-        isinstance(point, list) and len(point) == 2 for point in points
-    ):
-        raise Reject("malformed", "a polygon needs a list of points, [x, y]")
-    return [(parse_number(x) * width / 100, parse_number(y) * height / 100) for x, y in points]
 
 
 _KEYS = ({"data"}, {"annotations", "completions"}), ({"annotator"}, {"annotation_id"})

@@ -103,11 +103,21 @@ def find_split_names(folders: Iterable[str]) -> dict[str, str]:
     Names that differ otherwise, such as those of the classes steam_train and test_tube, are none,
     unless the other one has no further word: train_a, train_b, test.
     """
-    found = {folder: split for folder in sorted(folders) if (split := find_split(folder))}
+    found = {folder: split for folder in sorted({*folders}) if (split := find_split(folder))}
     rests = {folder: get_other_words(folder) for folder in found}
     train = {rests[folder] for folder, split in found.items() if split == "train"}
     others = {rests[folder] for folder, split in found.items() if split != "train"}
     return found if train & others or (train and () in others) else {}
+
+
+def find_splits_of_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Our splits by the keys of files in folders of splits, which stand at one depth."""
+    folders = {key: key.split("/")[:-1] for key in keys}
+    for depth in range(max(map(len, folders.values()), default=0)):
+        names = {key: parts[depth] for key, parts in folders.items() if len(parts) > depth}
+        if splits := find_split_names(names.values()):
+            return {key: splits[name] for key, name in names.items() if name in splits}
+    return {}
 
 
 def get_other_words(name: str) -> tuple[str, ...]:
@@ -248,6 +258,14 @@ def escape_surrogates(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
+def parse_points(points: Any) -> list[Point]:
+    """The points of a list of pairs, x and y."""
+    is_list = isinstance(points, list)
+    if not is_list or not all(isinstance(each, list) and len(each) == 2 for each in points):
+        raise Reject("malformed", "a shape needs a list of points, [x, y]")
+    return [(parse_number(x), parse_number(y)) for x, y in points]
+
+
 def enclose(points: Sequence[Point]) -> Corners:
     """The smallest upright rectangle around some points. Raises Reject: box_not_finite, too."""
     if len(points) < 3:
@@ -256,6 +274,13 @@ def enclose(points: Sequence[Point]) -> Corners:
     if not all(map(math.isfinite, (*xs, *ys))):  # min and max ignore NaN
         raise Reject("box_not_finite", "a polygon with a point that is not finite")
     return min(ys), min(xs), max(ys), max(xs)
+
+
+def enclose_ellipse(x: float, y: float, x_radius: float, y_radius: float, angle: float) -> Corners:
+    """The smallest upright rectangle around an ellipse that is turned by an angle in radians."""
+    right = math.hypot(x_radius * math.cos(angle), y_radius * math.sin(angle))
+    down = math.hypot(x_radius * math.sin(angle), y_radius * math.cos(angle))
+    return y - down, x - right, y + down, x + right
 
 
 def enclose_mask(size: Any, counts: Any) -> Corners:

@@ -10,19 +10,50 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import posixpath
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from beam_jobs.sources import CATALOGUE
-from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch, count
+from beam_jobs.sources.folder_view import (
+    MAX_CANDIDATES,
+    FolderView,
+    Question,
+    SourceMatch,
+    count,
+)
+from beam_jobs.sources.parsing import decode_text
 from pipeline_ops.config.sources import ENTRY_POINT_GROUP
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.raw_file import RawFile
 
 Recogniser = Callable[[FolderView], Iterator[SourceMatch | Question | str]]
 _MAX_SHOWN = 5
-_OTHER_TOOLS: Mapping[str, tuple[str, str]] = {}
+_DATUM = "Convert it: datum convert -if {} -i {{}} -f coco -o {{}}-coco -- --save-media"
+_FIFTYONE = (
+    "Convert it: fiftyone convert --input-dir {} --input-type fiftyone.types.FiftyOneDataset "
+    "--output-dir {}-coco --output-type fiftyone.types.COCODetectionDataset"
+)
+_OWN = "Write a source of your own: trainyard new-source my_source (docs/add-a-source.md)"
+_OTHER_TOOLS: Mapping[str, tuple[set[str], str]] = {
+    # The keys of a file of JSON, or of its first item or line, and the cure for a folder.
+    "Supervisely": ({"size", "tags", "objects"}, 'Export it with Supervisely\'s "Export to COCO"'),
+    "Datumaro": ({"categories", "items"}, _DATUM.format("datumaro")),
+    "FiftyOne": ({"samples"}, _FIFTYONE),
+    "Cityscapes": ({"imgHeight", "imgWidth", "objects"}, _DATUM.format("cityscapes")),
+    "Edge Impulse": ({"version", "boundingBoxes"}, _OWN),
+    "SageMaker Ground Truth": ({"source-ref"}, _OWN),
+    "Labelbox": ({"data_row", "projects"}, _OWN),
+}
+_TEXTS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "KITTI": (re.compile(r"[A-Za-z]\w*( -?[\d.]+){14,15}\s"), _DATUM.format("kitti_detection")),
+    "DOTA": (re.compile(r"(imagesource:.*\n)?(gsd:.*\n)?([\d.]+ ){8}[\w-]+ [012]\s"), _OWN),
+}
+_ARCHIVES = {".zip": "unzip {0} -d {1}", ".tar.gz": "mkdir -p {1} && tar -xzf {0} -C {1}"}
 
 
 def list_recognisers() -> dict[str, tuple[Recogniser, str]]:
@@ -98,6 +129,40 @@ def make_question_error(place: str, question: Question) -> DataError:
     return DataError("\n".join((f"{place}: {question.reason}. Say which one it is:", *commands)))
 
 
+def _recognise_other_tools(view: FolderView) -> Iterator[str]:
+    """The layouts that no source reads, once each, with the command that makes them readable."""
+    folder = shlex.quote(str(view.folder))
+    for file in view.list_candidates(*_ARCHIVES)[:MAX_CANDIDATES]:
+        suffix = next(each for each in _ARCHIVES if file.key.lower().endswith(each))
+        path = str(view.folder / file.key)
+        names = shlex.quote(path), shlex.quote(path[: -len(suffix)])
+        yield f"{file.key} is an archive. Unpack it: {_ARCHIVES[suffix].format(*names)}"
+    found = dict[str, tuple[str, str]]()
+    for file in view.list_candidates(".json", ".ndjson", ".jsonl", ".manifest", ".labels")[
+        :MAX_CANDIDATES
+    ]:
+        keys = _read_keys(view, file)
+        fits = (name for name, (needed, _) in _OTHER_TOOLS.items() if needed <= keys)
+        found.update((name, (file.key, _OTHER_TOOLS[name][1])) for name in fits)
+    for file, start in view.iterate_starts(".txt"):
+        fits = (
+            name for name, (line, _) in _TEXTS.items() if line.match(decode_text(start, "replace"))
+        )
+        found.update((name, (file.key, _TEXTS[name][1])) for name in fits)
+    for name, (key, cure) in found.items():
+        yield f"{key} is of {name}, which no source reads. {cure.format(folder, folder)}"
+
+
+def _read_keys(view: FolderView, file: RawFile) -> set[str]:
+    """The keys of a file of JSON, or of the first item of its list, or of its first line."""
+    try:
+        value = json.loads(decode_text(view.read_start(file)).partition("\n")[0])
+    except (ValueError, RecursionError):
+        value = view.read_json(file)
+    value = value[0] if isinstance(value, list) and value else value
+    return set(value) if isinstance(value, dict) else set()
+
+
 def _describe_folder(
     view: FolderView, place: str, looks: list[tuple[str, Any]], needs: Mapping[str, str]
 ) -> str:
@@ -107,11 +172,13 @@ def _describe_folder(
     )
     shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
     first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
+    near = [f"  {tool}." for tool in _recognise_other_tools(view)]
+    near += [f"  {name:<14}{look}." for name, look in looks]
     lines = [
         f"{place}: this is no data set that can be used as it is. It has {more}"
         f"{count(len(view.files), 'file')} ({shown}), for example {first}.",
-        *(["What comes near:"] if looks else []),
-        *(f"  {name:<14}{look}." for name, look in looks),
+        *(["What comes near:"] if near else []),
+        *near,
         "What each source needs:",
         *(f"  {name:<14}{text}" for name, text in needs.items()),
         "docs/data-sources.md describes the sources.",

@@ -313,6 +313,20 @@ class SourceFiles:
         detail = f"neither {path} nor an end of this path is the path of a file below {folder}"
         raise Reject("missing_image", detail)
 
+    def find_image_anywhere(self, path: Any, folder: str = ".") -> RawFile:
+        """The image with the longest end of a path, first below a folder, or the only one so named.
+
+        Raises Reject.
+        """
+        elsewhere, by_name = self.find_image_from_elsewhere, self.find_image_by_name
+        for find, start in ((elsewhere, folder or "."), (elsewhere, "."), (by_name, ".")):
+            try:
+                return find(path, start)
+            except Reject as reject:
+                if reject.reason != "missing_image":
+                    raise
+        raise Reject("missing_image", f"no file has the path {path}, an end of it, or its name")
+
     @contextlib.contextmanager
     def entry(
         self, place: str, key: str | None = None, scope: str = "", prefix: str = ""

@@ -31,6 +31,7 @@ from beam_jobs.sources.folder_view import (
 )
 from beam_jobs.sources.parsing import (
     CORNERS,
+    find_split,
     find_split_of_path,
     is_image_name,
     make_box,
@@ -238,6 +239,9 @@ def _guess_header(first: Sequence[str]) -> str:
         usual = ("xmin", "ymin", "xmax", "ymax", "width", "height")
         for index, name in zip(numbers, usual, strict=False):
             names[index] = name
+    for index in [i for i in rest if find_split(first[i])][:1]:  # Google's AutoML begins with it
+        names[index] = "split"
+        rest.remove(index)
     for index in rest[:1] or [i for i, name in enumerate(names) if not name][:1]:
         names[index] = "label"
     return ",".join(name or f"column_{index}" for index, name in enumerate(names))

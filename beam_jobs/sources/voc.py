@@ -10,6 +10,7 @@ subtracting that 1, as TensorFlow's converters do and as most tools that write V
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import posixpath
@@ -50,7 +51,7 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import SplitName, VocSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, match_without_case, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, loosen, match_without_case, to_raw_key
 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
@@ -66,6 +67,7 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
             f"files in {source.annotations}. Correct path, images or annotations of "
             "preprocess.source."
         )
+    _pair_by_file_name(images, annotations, listing)
     lists = _read_lists(source.image_sets, files)
     others = match_without_case(images.keys() - annotations, annotations.keys() - images)
     for name, other in others.items():
@@ -112,6 +114,31 @@ def find_voc_files(
         if is_annotation and (name := _find_name(file.key, source.annotations)):
             annotations.setdefault(name, file)
     return images, annotations
+
+
+def _pair_by_file_name(
+    images: Mapping[str, Any], annotations: dict[str, RawFile], listing: Listing
+) -> None:
+    """Gives annotations without an image of their name that of the image in `<filename>`."""
+    by_end: dict[str, list[str]] = defaultdict(list)
+    for name in images.keys() - annotations:
+        by_end[loosen(posixpath.basename(name))].append(name)
+    others = sorted(annotations.keys() - images) if by_end else []
+    reader = RawReader((annotations[name] for name in others), listing.folder)
+    for name in others:
+        file_name = find_file_name(reader.read(annotations[name]))
+        found = by_end.pop(loosen(posixpath.splitext(to_raw_key(file_name.encode()))[0]), [])
+        if len(found) == 1:
+            annotations[found[0]] = annotations.pop(name)
+
+
+def find_file_name(content: bytes) -> str:
+    """The name of the image in an annotation, without folders. "" if there is none."""
+    with contextlib.suppress(Reject):
+        for element in iterate_children(content, "annotation"):
+            if element.tag == "filename":
+                return re.split(r"[/\\]", (element.text or "").strip())[-1]
+    return ""
 
 
 def _find_name(key: str, folder: str) -> str:
@@ -224,7 +251,11 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         pictures, annotated = find_voc_files(view.enter(below), source)
         found = (pictures.keys() & annotated.keys(), source, pictures, annotated)
         best[below] = max(best.get(below, found), found, key=lambda each: len(each[0]))
-    if not best:
+    names = [find_file_name(view.read_start(file)) for file in files[:MAX_CANDIDATES]]
+    if not best and view.count_images_named(names):
+        reason = f"{count(len(files), 'XML file')}, whose <filename> names the images"
+        yield SourceMatch("voc", reason, {"images": ".", "annotations": "."})
+    elif not best:
         first = posixpath.splitext(posixpath.basename(files[0].key))[0]
         yield (
             f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
@@ -293,7 +324,9 @@ def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict
     if not used:
         return {}, ""
     content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
-    unlisted = len(names - set(content.decode("utf-8", "replace").split()))
+    listed = content.decode("utf-8", "replace").split()
+    listed += [posixpath.splitext(name)[0] for name in listed if is_image_name(name)]
+    unlisted = len(names.difference(listed))
     if unlisted:
         keys["unlisted"] = "ignore"
         return keys, f"; {unlisted:,} of them are in none of the lists {join_names(used)}"

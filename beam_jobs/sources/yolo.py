@@ -1,7 +1,11 @@
-"""Ultralytics YOLO: `data.yaml`, and a text file of boxes for each image.
+"""YOLO: a file that names the classes and maybe the splits, and a text file for each image.
 
 A line is `class x y width height` with the centre of the box, or `class x1 y1 x2 y2 x3 y3 ...` for
-a polygon. All numbers are fractions of the upright image.
+a polygon. All numbers are fractions of the upright image. The classes are in Ultralytics'
+`data.yaml`, in a `.data` file of Darknet, or one a line in a file such as `classes.txt`.
+
+A list of images may have the boxes itself, as for keras-yolo3, corners in pixels and the class:
+`path x1,y1,x2,y2,class x1,y1,x2,y2,class`.
 
 `path` in `data.yaml` often names a folder of another machine, or one below Ultralytics' own folder
 of data sets. So it is looked for below the folder of `data.yaml`, then the same without its first
@@ -16,13 +20,14 @@ import math
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     FolderView,
+    Question,
     SourceMatch,
     count,
     join_names,
@@ -31,6 +36,9 @@ from beam_jobs.sources.folder_view import (
 from beam_jobs.sources.parsing import (
     decode_text,
     enclose,
+    find_split,
+    find_splits_of_keys,
+    is_image_name,
     iterate_path_ends,
     make_box,
     parse_number,
@@ -45,20 +53,29 @@ from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+_CLASS_FILE = re.compile(
+    r"(.*[._-])?(class(es)?|names|labels)\.txt|.*\.(names|labels)", re.IGNORECASE
+)
+_DARKNET_KEYS = {"train": "train", "valid": "val", "test": "test", "names": "names"}
+"""Our keys by those of a `.data` file of Darknet."""
 _MAX_BYTES = 4 << 20
 _MAX_CLASSES = 100_000
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _MAX_LABEL_BYTES = 16 << 20
 _TOLERANCE = 0.01
 """Maximum distance of a coordinate from the range 0 to 1. Ultralytics allows the same."""
+_FIVE_NUMBERS = re.compile(r"[-+.\d]+(,[-+.\d]+){4}")
 _OTHER_SUFFIXES = (".txt", ".npy", ".cache")
 """Suffixes of files that YOLO keeps next to images. All other files there count as images."""
 
 
 class _Image(NamedTuple):
+    """An image, and its boxes if the list that names it has them."""
+
     file: RawFile
-    split: str
+    split: str | None
     place: str
+    boxes: Sequence[Box] | None = None
 
 
 class _Place(NamedTuple):
@@ -66,7 +83,7 @@ class _Place(NamedTuple):
 
     key: str
     is_folder: bool
-    split: str
+    split: str | None
     line: str
 
     @property
@@ -75,7 +92,7 @@ class _Place(NamedTuple):
 
 
 class _Description(NamedTuple):
-    """The values of `data.yaml` and the line of each, for messages."""
+    """The values of `data.yaml`, or of another file in its place, and their lines for messages."""
 
     name: str
     values: Mapping[str, Any]
@@ -90,12 +107,16 @@ class _Description(NamedTuple):
 
 def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry]:
     description = _read_description(files, source.data)
-    places, names = _find_places(description, files), _parse_names(description)
+    names = _parse_names(description, files)
+    is_plain = _CLASS_FILE.fullmatch(posixpath.basename(source.data)) is not None
+    places = _find_lists(files, source.data) if is_plain else _find_places(description, files)
     by_label: dict[str, list[_Image]] = defaultdict(list)
-    for place in places:
-        read_place = _list_images if place.is_folder else _read_list
-        for image in read_place(place, files, source):
-            by_label[_make_label_key(image.file.key)].append(image)
+    for image in _find_images(places, files, source, names):
+        if image.boxes is None:
+            by_label[_find_label_key(image.file.key, files)].append(image)
+        else:
+            with files.entry(image.place, image.file.key):
+                yield SourceEntry(image.file, boxes=image.boxes, split=image.split)
     others, lost = _match_other_names(files, by_label, names)
     labels = {key: file for key in by_label if (file := files.by_key.get(others.get(key, key)))}
     if by_label and not labels:
@@ -119,11 +140,15 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
                 label_file = files.get(others.get(key, key))
                 boxes = _parse_labels(reader.read(label_file), names) if label_file else ()
                 num_empty += label_file is not None and not boxes
-                for file, split, entry.place in images:
+                for file, split, entry.place, _ in images:
                     yield SourceEntry(
                         file, boxes=boxes, split=split, frame=FRACTIONS, drawn_on="upright"
                     )
-    _reject_unused_labels(places, files, {*by_label, *others.values()})
+    prefixes = {_to_labels(place.prefix) for place in places if place.is_folder}
+    prefixes -= {place.prefix for place in places}
+    if not places:
+        prefixes = {f"{posixpath.dirname(key)}/" for key in labels if "labels" in key.split("/")}
+    _reject_unused_labels(tuple(prefixes), files, {*by_label, *others.values()})
     if labels and num_empty == len(labels):
         raise DataError(
             f"{files.listing.folder}: a detector needs boxes, found none: {num_empty} label files "
@@ -131,7 +156,25 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
         )
 
 
-def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_Image]:
+def _find_images(
+    places: Collection[_Place], files: SourceFiles, source: YoloSource, names: Mapping[int, str]
+) -> Iterator[_Image]:
+    """The images of all places, or without any all images, with the splits of their folders."""
+    for place in places:
+        if place.is_folder:
+            yield from _list_images(place, files)
+        else:
+            yield from _read_list(place, files, source, names)
+    if not places:
+        keys = [key for key in (*files.by_key, *files.unreadable) if is_image_name(key)]
+        splits = find_splits_of_keys(keys)
+        for key in keys:
+            with files.entry(key, key):
+                if file := files.get(key):
+                    yield _Image(file, splits.get(key), source.data)
+
+
+def _list_images(place: _Place, files: SourceFiles) -> Iterator[_Image]:
     for key in itertools.chain(files.by_key, files.unreadable):
         if key.startswith(place.prefix) and not key.lower().endswith(_OTHER_SUFFIXES):
             with files.entry(key, key):
@@ -139,20 +182,74 @@ def _list_images(place: _Place, files: SourceFiles, _: YoloSource) -> Iterator[_
                     yield _Image(file, place.split, place.line)
 
 
-def _read_list(place: _Place, files: SourceFiles, source: YoloSource) -> Iterator[_Image]:
+def _read_list(
+    place: _Place, files: SourceFiles, source: YoloSource, names: Mapping[int, str]
+) -> Iterator[_Image]:
     """A path starts at the folder of the list, or else it is one of another machine."""
     text = files.read_text(place.key, f"data, {place.line},")
-    for number, line in enumerate(text.splitlines(), start=1):
-        if path := line.strip():
+    lines = list(map(_divide_line, text.splitlines()))
+    has_boxes = any(boxes for _, boxes in lines)
+    for number, (path, boxes) in enumerate(lines, start=1):
+        if path:
             with files.entry(f"{place.key}:{number}") as entry:
+                if has_boxes and not is_image_name(path):
+                    raise Reject(
+                        "malformed", f"{path:.80} must be an image, then x1,y1,x2,y2,class"
+                    )
                 near = files.get(files.to_key(path, posixpath.dirname(place.key)))
-                folder = posixpath.dirname(source.data)
-                file = near or files.find_image_from_elsewhere(path, folder)
-                yield _Image(file, place.split, entry.place)
+                file = near or files.find_image_anywhere(path, posixpath.dirname(source.data))
+                entry.key = file.key if has_boxes else None
+                found = [_parse_pixels(box, names) for box in boxes] if has_boxes else None
+                yield _Image(file, place.split, entry.place, found)
 
 
-def _make_label_key(image: str) -> str:
-    return posixpath.splitext(_to_labels(image))[0] + ".txt"
+def _divide_line(line: str) -> tuple[str, list[str]]:
+    """The path in a line of a list, which may have blanks, and the boxes behind it."""
+    words = re.split(r"(\s+)", line.strip())
+    end = len(words)
+    while end > 1 and _FIVE_NUMBERS.fullmatch(words[end - 1]):
+        end -= 2
+    return "".join(words[:end]), words[end + 1 :: 2]
+
+
+def _is_listed_image(line: str) -> bool:
+    return is_image_name(_divide_line(line)[0])
+
+
+def _read_first_line(content: bytes) -> str:
+    return decode_text(content, "replace").lstrip().partition("\n")[0]
+
+
+def _find_lists(files: SourceFiles, name: str) -> tuple[_Place, ...]:
+    """The lists of images beside a file of classes, or in the folder of the source."""
+    found = _find_list_keys(files.by_key, name, files.read)
+    return tuple(_Place(key, False, split, f"{name}:1") for key, split in found.items())
+
+
+def _find_list_keys(
+    keys: Iterable[str], name: str, read: Callable[[str], bytes]
+) -> dict[str, str | None]:
+    """The splits by the keys of text files whose first line names an image.
+
+    If the names of some tell their splits, the others are lists of the same images.
+    """
+    stems = {posixpath.splitext(key)[0] for key in keys if is_image_name(key)}
+    found = {}
+    for key in keys:
+        folder, end = posixpath.split(key)
+        stem, suffix = posixpath.splitext(key)
+        is_near = folder in ("", posixpath.dirname(name))
+        is_text = is_near and suffix == ".txt" and stem not in stems
+        if is_text and _is_listed_image(_read_first_line(read(key))):
+            found[key] = find_split(end)
+    return {key: split for key, split in found.items() if split} or found
+
+
+def _find_label_key(key: str, files: SourceFiles) -> str:
+    """The key of an image's label file: in a folder `labels`, or else beside the image."""
+    usual, beside = (f"{posixpath.splitext(path)[0]}.txt" for path in (_to_labels(key), key))
+    known = files.by_key.keys() | files.unreadable.keys() if usual != beside else ()
+    return beside if beside in known and usual not in known else usual
 
 
 def _match_other_names(
@@ -168,7 +265,8 @@ def _match_other_names(
     texts = [key for key in files.by_key if key.lower().endswith(".txt")]
     spare = [key for key in texts if posixpath.dirname(key) in folders and key not in by_label]
     if spare:
-        owned = {_make_label_key(key) for key in files.by_key if not key.lower().endswith(".txt")}
+        images = [key for key in files.by_key if not key.lower().endswith(".txt")]
+        owned = {_find_label_key(key, files) for key in images}
         spare = [key for key in spare if key not in owned and not key.endswith("classes.txt")]
     pairs, lost = match_without_case(missing, spare), {}
     for key in sorted({*spare} - {*pairs.values()}):
@@ -188,25 +286,19 @@ def _has_boxes(files: SourceFiles, key: str, names: Mapping[int, str]) -> bool:
 
 def _to_labels(path: str) -> str:
     """The path with `labels` instead of its last folder `images`, if it has one."""
-    before, separator, after = f"/{path}".rpartition("/images/")
-    return f"{before}/labels/{after}"[1:] if separator else path
+    return re.sub("^(.*/)(images|JPEGImages)/", r"\1labels/", f"/{path}", flags=re.DOTALL)[1:]
 
 
 def _reject_unused_labels(
-    places: Collection[_Place], files: SourceFiles, used: Collection[str]
+    prefixes: tuple[str, ...], files: SourceFiles, used: Collection[str]
 ) -> None:
     """Rejects label files without an image, unless they may be for images that no list names."""
-    prefixes = tuple(
-        _to_labels(place.prefix)
-        for place in places
-        if place.is_folder and _to_labels(place.prefix) != place.prefix
-    )
     for file in files.listing.files:
         if (
             file.key.startswith(prefixes)
             and file.key.lower().endswith(".txt")
             and file.key not in used
-            and posixpath.basename(file.key) != "classes.txt"  # some tools write it
+            and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))  # some tools write it
         ):
             with files.entry(file.key, file.key):
                 raise Reject("missing_image", "there is no image of this name")
@@ -214,6 +306,13 @@ def _reject_unused_labels(
 
 def _read_description(files: SourceFiles, name: str) -> _Description:
     text = files.read_text(name, "data", _MAX_BYTES)
+    if _CLASS_FILE.fullmatch(posixpath.basename(name)):
+        return _parse_class_file(name, text)
+    if name.endswith(".data"):
+        pairs = [line.partition("=") for line in text.splitlines()]
+        keys = [_DARKNET_KEYS.get(key.strip(), "") for key, _, _ in pairs]
+        values = {key: value.strip() for key, (_, _, value) in zip(keys, pairs, strict=True) if key}
+        return _Description(name, values, {(key,): n for n, key in enumerate(keys, start=1)})
     try:
         reject_nesting(text)
         values, lines = read_yaml(text)
@@ -229,6 +328,13 @@ def _read_description(files: SourceFiles, name: str) -> _Description:
             "kpt_shape",
         )
     return description
+
+
+def _parse_class_file(name: str, text: str) -> _Description:
+    """A description with the classes alone, one a line."""
+    names = [line.strip() for line in text.rstrip().splitlines()]
+    lines: dict[Location, int] = {("names", n): n + 1 for n in range(len(names))}
+    return _Description(name, {"names": names}, lines)
 
 
 def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place, ...]:
@@ -272,7 +378,7 @@ def _iterate_candidates(
     """The keys that an entry may mean, likely ones first. Roboflow writes `../` before."""
     folder = posixpath.dirname(description.name)
     try:
-        if _ABSOLUTE.match(entry):
+        if _ABSOLUTE.match(entry) or description.name.endswith(".data"):
             roots, entries = [""], list(iterate_path_ends(entry))
         else:
             entry = entry.replace("\\", "/")
@@ -280,6 +386,8 @@ def _iterate_candidates(
             entries = list(dict.fromkeys([entry, entry.removeprefix("../")]))
         for root, end in itertools.product(roots, entries):
             yield files.to_key(end, posixpath.join(folder, root))
+        if description.name.endswith(".data"):  # whose paths start at Darknet's own folder
+            yield from map(files.to_key, entries)
     except Reject as reject:
         raise description.make_error(f"{reject.detail}.", "path") from None
 
@@ -294,8 +402,13 @@ def _collect_folders(listing: Listing) -> set[str]:
     return folders
 
 
-def _parse_names(description: _Description) -> Mapping[int, str]:
+def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, str]:
     """The classes by number. With `nc` alone they are class_0, class_1 and so on."""
+    path = description.values.get("names")
+    candidates = _iterate_candidates(description, "", path, files) if isinstance(path, str) else ()
+    if key := next((key for key in candidates if key in files.by_key), None):
+        place = f"data, {description.name}:{description.find_line('names')},"
+        description = _parse_class_file(key, files.read_text(key, place, _MAX_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
     if count is not None and (
         not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_CLASSES
@@ -305,7 +418,9 @@ def _parse_names(description: _Description) -> Mapping[int, str]:
         return {number: f"class_{number}" for number in range(count)}
     if not names or not isinstance(names, (list, dict)):
         raise description.make_error(
-            "names: must be a list of the classes, or a mapping from numbers to classes.", "names"
+            "names: must be a list of the classes, a mapping from numbers to classes, or the path "
+            "of a file with one class a line.",
+            "names",
         )
     if count is not None and count != len(names):
         raise description.make_error(f"nc: is {count}, but there are {len(names)} names.", "nc")
@@ -348,11 +463,7 @@ def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
 
 
 def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
-    number, *coordinates = map(parse_number, fields)
-    if not number.is_integer() or number not in names:
-        raise Reject(
-            "unknown_class", f"{fields[0]:.20} is not the number of a class, 0 to {max(names)}"
-        )
+    name, coordinates = _find_name(fields[0], names), [*map(parse_number, fields[1:])]
     if len(coordinates) == 5:
         detail = "six columns. The sixth is the confidence of a prediction (save_conf). Remove it"
         raise Reject("malformed", detail)
@@ -370,39 +481,90 @@ def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
     else:
         x, y, width, height = coordinates
         corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
-    return make_box(corners, names[int(number)])
+    return make_box(corners, name)
 
 
-_YOLO_LINE = re.compile(rb"\s*\d+(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
+def _parse_pixels(text: str, names: Mapping[int, str]) -> Box:
+    xmin, ymin, xmax, ymax, number = text.split(",")
+    return make_box((ymin, xmin, ymax, xmax), _find_name(number, names))
 
-_YOLO_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
+
+def _find_name(text: str, names: Mapping[int, str]) -> str:
+    number = parse_number(text)
+    if not number.is_integer() or number not in names:
+        detail = f"{text:.20} is not the number of a class, 0 to {max(names)}"
+        raise Reject("unknown_class", detail)
+    return names[int(number)]
 
 
-def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
-    """Finds a `data.yaml`, or folders `images` and `labels`."""
+_YOLO_LINE = re.compile(r"\s*\d{1,6}(\.0*)?(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
+_YAML_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
+_DATA_KEYS = (re.compile(rb"^\s*names\s*=", re.M), re.compile(rb"^\s*train\s*=", re.M))
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
+    """Finds a `data.yaml`, a `.data` file of Darknet, or label files and a file of classes."""
     descriptions = [
         file
-        for file, start in view.iterate_starts(".yaml", ".yml")
-        if all(key.search(start) for key in _YOLO_KEYS)
+        for file, start in view.iterate_starts(".yaml", ".yml", ".data")
+        for keys in [_DATA_KEYS if file.key.endswith(".data") else _YAML_KEYS]
+        if all(key.search(start) for key in keys)
     ]
+    stems = {posixpath.splitext(file.key)[0] for file in view.images}
     texts = [
         file
         for file in view.files
-        if file.key.endswith(".txt") and "labels" in file.key.split("/")[:-1]
+        if file.key.endswith(".txt")
+        and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))
+        and ("labels" in file.key.split("/")[:-1] or file.key[: -len(".txt")] in stems)
     ]
-    if not any(_YOLO_LINE.match(view.read_start(file)) for file in texts[:MAX_CANDIDATES]):
+    starts = [decode_text(view.read_start(file), "replace") for file in texts[:MAX_CANDIDATES]]
+    if not any(map(_YOLO_LINE.match, starts)):
         texts = []  # they hold no boxes
     labels = Counter(posixpath.dirname(file.key) for file in texts)
     for file in descriptions:
         below, name = posixpath.split(file.key)
         around = f"{below}/" if below else ""
         number = sum(n for folder, n in labels.items() if f"{folder}/".startswith(around))
+        if not number and name.endswith(".data"):  # it may be in a folder beside the images
+            below, name, number = "", file.key, labels.total()
         reason = f"{file.key} names classes and splits; {count(number, 'label file')} below it"
         keys = unless("data", name, "data.yaml")
         yield SourceMatch("yolo", reason, keys, below, is_certain=number > 0)
-    if not descriptions and labels and not view.named_file:
+    if not descriptions:
+        yield from _recognise_class_file(view, labels, starts)
+
+
+def _recognise_class_file(
+    view: FolderView, labels: Counter[str], starts: Iterable[str]
+) -> Iterator[SourceMatch | Question | str]:
+    """Finds the file of classes of label files, or of lists with boxes. It has enough classes."""
+    by_key = {file.key: file for file in view.files}
+    rows = [row.group() for text in starts if (row := _YOLO_LINE.match(text))]
+    most = max((int(float(row.split()[0])) for row in rows), default=0)
+    found: dict[tuple[str, ...], str] = {}
+    for file in view.list_candidates(".txt", ".names", ".labels"):
+        if _CLASS_FILE.fullmatch(posixpath.basename(file.key)):
+            names = tuple(decode_text(view.read_start(file), "replace").strip().splitlines())
+            if len(names) > most and not any(map(_is_listed_image, names)):
+                found.setdefault(names, file.key)
+    keys = [str(view.chosen["data"])] if "data" in view.chosen else [*found.values()]
+    lists = _find_list_keys(by_key, keys[0] if keys else "", lambda k: view.read_start(by_key[k]))
+    firsts = {key: _read_first_line(view.read_start(by_key[key])) for key in lists}
+    boxed = [key for key, first in firsts.items() if _divide_line(first)[1]]
+    what = f"the boxes in {join_names(boxed)}"
+    if labels:
+        folders = join_names(sorted(folder or "." for folder in labels))
+        what = f"{count(labels.total(), 'label file')} of YOLO in {folders}"
+    if not labels and not boxed:
+        return
+    if len(keys) == 1:
+        yield SourceMatch("yolo", f"{keys[0]} names the classes of {what}", {"data": keys[0]})
+    elif keys:
+        reason = f"{join_names(keys)} name different classes for {what}"
+        yield Question(reason, [{"data": key} for key in keys], "yolo")
+    elif not view.named_file:
         yield (
-            f"{count(labels.total(), 'label file')} of YOLO in {join_names(sorted(labels))}, "
-            "but no data.yaml, which names the classes. Add a file data.yaml with names, train "
-            "and val"
+            f"{what}, but no file names the classes. Add a file classes.txt with one class a line, "
+            "in the order of their numbers"
         )

@@ -15,6 +15,8 @@ _TASKS: dict[str, Task] = {
     "voc": "detection",
     "coco": "detection",
     "yolo": "detection",
+    "labelme": "detection",
+    "via": "detection",
 }
 _KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "augment", "equalize", "encode")
 """Stages that keep the size of an image. `augment` may exchange height and width."""

@@ -154,8 +154,8 @@ class BoxOptions(Section):
     drawn_on: Literal["upright", "stored"] | None = None
     """The picture that boxes refer to if EXIF turns an image and the annotated size does not tell:
     `upright` as browsers show it, or `stored`. Null is what is known of the format: upright for
-    `yolo`, `cvat` and `label_studio`, stored for `tfds` and `tfrecord`. For other sources, such
-    images are rejected then."""
+    `yolo`, `cvat`, `label_studio`, `labelme` and `via`, stored for `tfds` and `tfrecord`. For other
+    sources, such images are rejected then."""
 
 
 class AnnotatedSource(Source):
@@ -302,11 +302,13 @@ class ParquetSource(FieldsSource):
 
 
 class YoloSource(AnnotatedSource):
-    """The layout of Ultralytics YOLO: `data.yaml`, `images` and `labels`."""
+    """The layouts of Ultralytics YOLO, Darknet, labelImg and keras-yolo3."""
 
     type: Literal["yolo"]
     data: str = advanced_field("data.yaml")
-    """The file below `source.path` that names the splits and the classes of a YOLO data set."""
+    """The file below `source.path` that names the classes of a YOLO data set: Ultralytics'
+    `data.yaml` or Darknet's `obj.data`, with the splits, or one class a line, as in `classes.txt`
+    or `obj.names`. In the last case, lists beside it or folders are the splits."""
 
     @property
     def required_files(self) -> dict[str, str]:
@@ -358,6 +360,15 @@ class CvatSource(AnnotatedSource):
     @property
     def required_files(self) -> dict[str, str]:
         return {"annotations": self.annotations}
+
+
+class LabelmeSource(AnnotatedSource):
+    """LabelMe's JSON files, one for each image, anywhere below `path`.
+
+    Folders train, val and test at one depth are the splits.
+    """
+
+    type: Literal["labelme"]
 
 
 class ImageFolderSource(Source):
@@ -423,6 +434,21 @@ class ManifestPart(Section):
     images: str = advanced_field(".")
     split: SplitName | None = None
     """The split of entries without one. With null, `preprocess.split` decides."""
+
+
+class ViaSource(AnnotatedSource):
+    """VGG Image Annotator's project or annotations, as JSON or CSV."""
+
+    type: Literal["via"]
+    parts: list[ManifestPart] = Field(min_length=1)
+    attribute: str | None = None
+    """The attribute of the regions that holds the class. Null is the only one."""
+    single_class: str | None = advanced_field(None)
+    """The class of all regions, if they have no attribute with classes."""
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return {f"parts.{i}.manifest": part.manifest for i, part in enumerate(self.parts)}
 
 
 ColumnName = Literal[
@@ -551,6 +577,8 @@ AnySource = (
     | YoloSource
     | LabelStudioSource
     | CvatSource
+    | LabelmeSource
+    | ViaSource
 )
 
 

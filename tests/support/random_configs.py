@@ -89,14 +89,14 @@ def _draw_class(name: str, side: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _write_scenes(folder: Path, rng: np.random.Generator) -> None:
-    """Writes scenes with one or two shapes, and their boxes for COCO, VOC, YOLO and JSON lines."""
+    """Writes scenes with one or two shapes, and their boxes in all formats."""
     height, width = SCENE
     coco: dict[str, list] = {
         "images": [],
         "annotations": [],
         "categories": [{"id": n + 1, "name": name} for n, name in enumerate(CLASSES)],
     }
-    lines = []
+    lines, via, beside = [], {}, folder.parent / "beside"
     for number in range(NUM_SCENES):
         image = rng.integers(0, 40, (height, width, 3)).astype(np.uint8)
         boxes = []
@@ -133,7 +133,26 @@ def _write_scenes(folder: Path, rng: np.random.Generator) -> None:
         ]
         text = "".join(" ".join(map(str, row)) + "\n" for row in relative)
         _write_text(folder / "labels" / f"scene-{number:03}.txt", text)
+        _write_png(beside / file, image)
+        _write_text(beside / f"scene-{number:03}.txt", text)
+        shapes = [
+            {"label": name, "shape_type": "rectangle", "points": [[left, top], [right, bottom]]}
+            for left, top, right, bottom, name in boxes
+        ]
+        content = {"imagePath": file, "imageHeight": height, "imageWidth": width, "shapes": shapes}
+        _write_text(beside / f"scene-{number:03}.json", json.dumps(content))
+        regions = [
+            {
+                "shape_attributes": {"name": "rect", "x": left, "y": top}
+                | {"width": right - left, "height": bottom - top},
+                "region_attributes": {"class": name},
+            }
+            for left, top, right, bottom, name in boxes
+        ]
+        via[file] = {"filename": file, "regions": regions}
         _write_text(folder / "Annotations" / f"scene-{number:03}.xml", _to_voc(file, boxes))
+    _write_text(beside / "classes.txt", "\n".join(CLASSES))
+    _write_text(folder / "via.json", json.dumps(via))
     _write_text(folder / "coco.json", json.dumps(coco))
     _write_text(folder / "boxes.jsonl", "\n".join(lines) + "\n")
     _write_text(folder / "data.yaml", yaml.safe_dump({"train": "images", "names": [*CLASSES]}))
@@ -184,6 +203,9 @@ BOX_SOURCES: Sequence[Change] = (
     },
     {"type": "voc", "path": "raw/scenes"},
     {"type": "yolo", "path": "raw/scenes"},
+    {"type": "yolo", "path": "raw/beside", "data": "classes.txt"},
+    {"type": "labelme", "path": "raw/beside"},
+    {"type": "via", "path": "raw/scenes", "parts": [{"manifest": "via.json", "images": "images"}]},
     {"type": "jsonl", "path": "raw/scenes", "manifest": "boxes.jsonl", "task": "detection"},
 )
 CLASSIFICATION = {

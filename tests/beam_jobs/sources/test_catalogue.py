@@ -23,6 +23,7 @@ MORE = {
     "tfrecord": {"task": "detection", "parts": [{"files": "*"}]},
     "parquet": {"task": "detection"},
     "webdataset": {"task": "detection"},
+    "via": {"parts": [{"manifest": "a.json"}]},
 }
 
 

@@ -386,3 +386,50 @@ def test_tfrecords(chunks):
         task="detection",
         parts=[{"files": "a.record"}],
     )
+
+
+SHAPES = st.fixed_dictionaries(
+    {},
+    optional={
+        "label": st.just("cat") | JSON,
+        "shape_type": st.sampled_from(["rectangle", "circle", "polygon"]) | JSON,
+        "points": st.lists(st.lists(NUMBERS, min_size=2, max_size=2), max_size=3) | JSON,
+        "group_id": JSON,
+    },
+)
+
+
+@FEW
+@given(st.lists(SHAPES, max_size=3) | JSON, st.just("1.jpg") | JSON, JSON)
+def test_labelme(shapes, path, height):
+    content = {"shapes": shapes, "imagePath": path, "imageHeight": height, "imageWidth": 9}
+    check_source({"1.jpg": b"", "1.json": json.dumps(content).encode()}, type="labelme")
+
+
+REGIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "shape_attributes": st.fixed_dictionaries(
+            {"name": st.sampled_from(["rect", "circle", "ellipse", "polygon"]) | JSON},
+            optional=dict.fromkeys(("x", "y", "width", "height", "cx", "cy", "r", "rx"), NUMBERS)
+            | dict.fromkeys(("all_points_x", "all_points_y"), st.lists(NUMBERS, max_size=3) | JSON),
+        )
+        | JSON,
+        "region_attributes": st.just({"class": "cat"}) | JSON,
+    },
+)
+
+
+@FEW
+@given(st.lists(REGIONS, max_size=3) | JSON, st.just("1.jpg") | JSON, JSON)
+def test_via(regions, name, other):
+    content = {"1": {"filename": name, "regions": regions}, "2": other}
+    files = {"1.jpg": b"", "a.json": json.dumps(content).encode()}
+    check_source(files, type="via", parts=[{"manifest": "a.json"}])
+
+
+@FEW
+@given(LABELS, st.binary() | st.just(b"1.jpg 1,2,3,4,0"))
+def test_yolo_with_a_file_of_classes(labels, image_list):
+    files = {"1.jpg": b"", "1.txt": labels, "train.txt": image_list, "classes.txt": b"cat"}
+    check_source(files, type="yolo", data="classes.txt")

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from beam_jobs.sources.folder_view import view_folder
+from beam_jobs.sources.recognition import recognise
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 
@@ -165,3 +167,46 @@ def test_a_bad_line_is_kept_out_and_named(read, line, key, reason, detail):
 def test_a_line_that_repeats_a_bad_one_is_kept_out_too(read):
     records, rejected = read({"path": "1.jpg"}, {"path": "1.jpg", "boxes": []})
     assert (records, rejected["1.jpg"][0]) == ({}, "duplicate")
+
+
+def an_item(name="1.jpg", *boxes, **more) -> dict:
+    names = ("x", "y", "width", "height")
+    found = [{"label": "cat", "coordinates": dict(zip(names, box, strict=True))} for box in boxes]
+    return {"image": name, "annotations": found} | more
+
+
+def test_a_list_of_create_ml_is_recognised_and_read(raw):
+    for split in ("train", "test"):
+        raw.add(f"{split}/1.jpg")
+        raw.add(f"{split}/2.jpg")
+        items = [an_item("1.jpg", (20, 11, 10, 4), (5.5, 6, 1, 2)), an_item("2.jpg")]
+        raw.add(f"{split}/_annotations.createml.json", json.dumps(items))
+    match = recognise(view_folder(raw.folder))
+    assert match.type == "jsonl"
+    records, rejected = raw.read(type="jsonl", **match.keys)
+    assert {key: record.split for key, record in records.items()} == {
+        f"{split}/{n}.jpg": split for split in ("train", "test") for n in (1, 2)
+    }
+    assert records["train/1.jpg"].boxes == (Box(9, 15, 13, 25, "cat"), Box(5, 5, 7, 6, "cat"))
+    assert (records["test/2.jpg"].boxes, rejected) == ((), {})
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        7,
+        {"image": "1.jpg"},
+        an_item("1.jpg", (1, 2, 3, None)),
+        an_item("1.jpg", (1, 2, 3, "x")),
+        an_item("1.jpg", (1, 2, 3, 4), annotations=[{"label": "cat"}]),
+        an_item("1.jpg", annotations=7),
+        an_item(["1.jpg"], (5, 5, 2, 2)),
+    ],
+)
+def test_a_fault_of_an_item_rejects_it(raw, item):
+    raw.add("1.jpg")
+    raw.add("2.jpg")
+    raw.add("a.json", json.dumps([an_item("2.jpg", (20, 11, 10, 4)), item]))
+    keys = recognise(view_folder(raw.folder)).keys
+    records, rejected = raw.read(type="jsonl", **keys)
+    assert (list(records), len(rejected)) == (["2.jpg"], 1)

@@ -264,7 +264,7 @@ def test_a_task_of_json_min_without_annotations_is_no_background(read):
         ("/data/local-files/?d=photos/a%20b/1.jpg", "photos/a b/1.jpg"),
         ("/data/local-files/?d=mnt%2Fphotos%2Fa+b%2F1.jpg", "photos/a b/1.jpg"),
         ("/label-studio/data/local-files/?d=photos/a%20b/1.jpg", "photos/a b/1.jpg"),
-        ("http://localhost:8080/data/local-files/?d=a%20b/1.jpg", None),
+        ("http://localhost:8080/data/local-files/?d=a%20b/1.jpg", "photos/a b/1.jpg"),
         ("s3://bucket/photos/a b/1.jpg", "photos/a b/1.jpg"),
         ("gs://bucket/some/where/photos/a b/1.jpg", "photos/a b/1.jpg"),
         ("azure-blob://container/photos/a b/1.jpg", "photos/a b/1.jpg"),
@@ -297,7 +297,13 @@ def test_a_prefix_stands_for_a_folder(raw):
     prefixes = {"s3://b/": "nowhere", "s3://b/x/": "a", "/data/local-files/?d=sub/": "b"}
     records, rejected = raw.read(type="label_studio", export="a.json", prefixes=prefixes)
     assert sorted(records) == ["a/1 2.jpg", "b/1 2.jpg"]
-    assert rejected == {"a.json#task-2": ("missing_image", "there is no file a/3.jpg")}
+    assert rejected == {
+        "a.json#task-2": (
+            "missing_image",
+            "no file below a has the path 3.jpg, an end of it, or its name. Name the folder in "
+            "preprocess.source.prefixes",
+        )
+    }
 
 
 def test_two_references_that_end_alike_are_not_taken_for_one_image(read):
@@ -334,7 +340,7 @@ def with_result(**more) -> dict:
         (a_task(an_annotation(), image="http://[1.jpg"), "a.json#task-0", "malformed", "URL"),
         (a_task(an_annotation(), image="\ud800"), "a.json#task-0", "malformed", "name of a file"),
         (a_task(an_annotation(), image="/home/9.jpg"), "a.json#task-0", "missing_image",
-         "neither /home/9.jpg nor an end of this path"),
+         "has the path /home/9.jpg, an end of it, or its name. Name the folder in"),
         (a_task(), "1.jpg", "no_annotation", "neither cancelled nor skipped"),
         (a_task(annotations={}), "a.json#task-0", "malformed", "annotations must be a list"),
         (a_task("x"), "a.json#task-0", "malformed", "annotations must be a list"),
@@ -408,3 +414,31 @@ def test_a_file_that_is_missing_is_told(raw):
     raw.add("1.jpg")
     with pytest.raises(DataError, match=r"a.json: no such file. preprocess.source.export"):
         raw.read(type="label_studio", export="a.json")
+
+
+@pytest.mark.parametrize(
+    ("rotation", "corners"),
+    [(0, (30, 20, 50, 120)), (90, (-10, 60, 90, 80)), (180, (30, 20, 50, 120))],
+)
+def test_an_ellipse_is_a_box_around_it(read, rotation, corners):
+    value = {"x": 35, "y": 40, "radiusX": 25, "radiusY": 10, "rotation": rotation}
+    ellipse = a_rectangle() | {"type": "ellipselabels", "value": value | {"ellipselabels": ["cat"]}}
+    [box] = read(a_task(an_annotation(ellipse)))[0]["1.jpg"].boxes
+    assert (box.ymin, box.xmin, box.ymax, box.xmax) == pytest.approx(corners)
+
+
+def test_brush_labels_are_rejected_with_the_cure(read):
+    brush = a_rectangle() | {"type": "brushlabels", "value": {"format": "rle", "rle": [0]}}
+    [(reason, detail)] = read(a_task(an_annotation(brush)))[1].values()
+    assert (reason, "export brush labels as COCO" in detail) == ("unknown_shape", True)
+
+
+@pytest.mark.parametrize("prefixes", [{}, {"/data/upload/1/": "images"}])
+def test_an_upload_is_found_by_its_name_without_the_code(raw, prefixes):
+    for name in ("images/a.jpg", "images/cb0618f6-b.jpg", "images/x/c.jpg", "images/y/c.jpg"):
+        raw.add(name)
+    images = [f"/data/upload/1/{name}.jpg" for name in ("cb0618f6-a", "cb0618f6-b", "cb0618f6-c")]
+    raw.add("a.json", json.dumps([a_task(an_annotation(), image=image) for image in images]))
+    records, rejected = raw.read(type="label_studio", export="a.json", prefixes=prefixes)
+    assert sorted(records) == ["images/a.jpg", "images/cb0618f6-b.jpg"]
+    assert rejected["a.json#task-2"][0] == "ambiguous_image"

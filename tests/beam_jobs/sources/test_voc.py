@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from beam_jobs.sources.folder_view import view_folder
+from beam_jobs.sources.recognition import recognise
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 
@@ -292,3 +294,50 @@ def test_of_two_names_that_differ_in_case_none_is_taken(one, raw):
     _, rejected = one(annotation())
     reasons = {key: reason for key, (reason, _) in rejected.items()}
     assert reasons == {"JPEGImages/A.jpg": "no_annotation", "JPEGImages/b.jpg": "ambiguous_image"}
+
+
+def named(name: str) -> str:
+    return f"<annotation><filename>{name}</filename>{SIZE}{an_object()}</annotation>"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["IMG_1.jpg", "img_1.JPG", "IMG_1.png", "C:\\shots\\IMG_1.jpg", " a/IMG_1.jpg ", "IMG_1"],
+)
+def test_an_annotation_belongs_to_the_image_of_its_file_name(raw, name):
+    raw.add("JPEGImages/IMG_1.jpg")
+    raw.add("JPEGImages/2.jpg")
+    raw.add("Annotations/0001.xml", named(name))
+    raw.add("Annotations/2.xml", named("IMG_1.jpg"))  # its own image comes first
+    records, rejected = raw.read(type="voc")
+    assert (sorted(records), rejected) == (["JPEGImages/2.jpg", "JPEGImages/IMG_1.jpg"], {})
+
+
+@pytest.mark.parametrize("text", ["", "<", named(""), named("9.jpg"), named("2.jpg")])
+def test_without_an_image_of_its_file_name_an_annotation_is_rejected(raw, text):
+    for name in ("1.jpg", "2.jpg", "2.xml"):
+        raw.add(f"data/{name}", annotation(an_object()))
+    raw.add("data/7.xml", text)
+    records, rejected = raw.read(type="voc", images="data", annotations="data")
+    assert list(records) == ["data/2.jpg"]
+    assert {key: reason for key, (reason, _) in rejected.items()} == {
+        "data/1.jpg": "no_annotation",
+        "data/7.xml": "missing_image",
+    }
+
+
+def test_two_images_of_the_file_name_are_not_guessed(raw):
+    for split in ("train", "test"):
+        raw.add(f"{split}/images/1.jpg")
+        raw.add(f"{split}/xml/a.xml", named("1.jpg"))
+    assert not raw.read(type="voc", images="images", annotations="xml")[0]
+
+
+def test_annotations_with_other_names_and_lists_with_suffixes_are_recognised(raw):
+    raw.add("images/IMG_1.jpg")
+    raw.add("xml/1.xml", named("IMG_1.png"))
+    match = recognise(view_folder(raw.folder))
+    assert (match.type, match.keys) == ("voc", {"images": ".", "annotations": "."})
+    raw.add("xml/IMG_1.xml", named("IMG_1.jpg"))
+    raw.add("ImageSets/Main/train.txt", "IMG_1.jpg\r\n1\r\n")
+    assert recognise(view_folder(raw.folder)).reason.endswith("the lists train name all of them")

@@ -1,9 +1,11 @@
-"""The layout of Ultralytics YOLO."""
+"""The layouts of YOLO."""
 
 from __future__ import annotations
 
 import pytest
 
+from beam_jobs.sources.folder_view import view_folder
+from beam_jobs.sources.recognition import recognise
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError
 
@@ -462,3 +464,161 @@ def test_label_files_that_are_there_and_empty_are_counted(raw, content):
         raw.add(f"labels/{name}.txt", content)
     with pytest.raises(DataError, match="found none: 3 label files are there, and all of them are"):
         raw.read(type="yolo")
+
+
+def add_scene(raw, image: str, label: str = "") -> None:
+    """An image, and its label file beside it or at another place."""
+    raw.add(image)
+    raw.add(label or f"{image.rpartition('.')[0]}.txt", "1 .5 .5 .2 .2\n")
+
+
+def read_and_recognise(raw, **source):
+    """The records, with the keys that `recognise` finds unless some are given."""
+    match = recognise(view_folder(raw.folder))
+    assert (match.type, match.is_certain, match.below) == ("yolo", True, "")
+    assert match.keys == source
+    records, rejected = raw.read(type="yolo", **source)
+    labels = {label for record in records.values() for label in record.labels}
+    assert (labels, rejected) == ({"dog"}, {})
+    return splits(records)
+
+
+def test_labels_of_labelimg_lie_beside_the_images(raw):
+    for name in ("1.jpg", "b/2.jpg", "images/3.jpg"):
+        add_scene(raw, name)
+    raw.add("classes.txt", "\ufeffcat\r\ndog\r\n\r\n")
+    assert read_and_recognise(raw, data="classes.txt") == dict.fromkeys(
+        ("1.jpg", "b/2.jpg", "images/3.jpg")
+    )
+
+
+def test_folders_at_one_depth_are_the_splits_of_a_data_set_with_a_file_of_classes(raw):
+    for split in ("train", "valid"):
+        add_scene(raw, f"images/{split}/{split}.jpg", f"labels/{split}/{split}.txt")
+    raw.add("labels/classes.txt", "cat\ndog")
+    assert read_and_recognise(raw, data="labels/classes.txt") == {
+        "images/train/train.jpg": "train",
+        "images/valid/valid.jpg": "validation",
+    }
+
+
+def test_roboflow_has_a_file_of_darknet_in_each_split(raw):
+    for split in ("train", "test"):
+        add_scene(raw, f"{split}/{split}.jpg")
+        raw.add(f"{split}/_darknet.labels", "cat\ndog")
+    assert set(read_and_recognise(raw, data="test/_darknet.labels").values()) == {"train", "test"}
+
+
+def test_a_data_file_of_darknet_names_the_lists_from_its_own_folder(raw):
+    for number in range(2):
+        add_scene(raw, f"data/obj/{number}.jpg")
+    raw.add(
+        "cfg/obj.data",
+        "classes = 7\ntrain = data/train.txt\nvalid=data/valid.txt\nnames = data/obj.names\n",
+    )
+    raw.add("data/obj.names", "cat\ndog\n")
+    raw.add("data/train.txt", "data/obj/0.jpg\n")
+    raw.add("data/valid.txt", "/content/darknet/data/obj/1.jpg\n")
+    assert read_and_recognise(raw, data="cfg/obj.data") == {
+        "data/obj/0.jpg": "train",
+        "data/obj/1.jpg": "validation",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("obj.data", "names = obj.names\n", r"obj.data:1: the key train is missing"),
+        (
+            "obj.data",
+            "\ntrain = no.txt\nnames = obj.names",
+            r"obj.data:2: train: there are no files",
+        ),
+        ("obj.data", "train = .\nnames = no.names", r"obj.data:2: names: must be a list"),
+        ("obj.data", "", r"obj.data:1: names: must be a list"),
+        ("classes.txt", "cat\ndog\ncat", r"classes.txt:3: names: two classes have the name cat"),
+        ("classes.txt", "\n", r"classes.txt:1: names: must be a list"),
+    ],
+)
+def test_a_file_of_darknet_that_cannot_be_used_is_told_with_its_line(raw, name, content, message):
+    add_scene(raw, "1.jpg")
+    raw.add("obj.names", "cat\ndog")
+    raw.add(name, content)
+    with pytest.raises(DataError, match=message):
+        raw.read(type="yolo", data=name)
+
+
+def test_lists_of_keras_have_the_boxes_behind_a_path_with_blanks(raw):
+    for name in ("my shots/a 1.jpg", "my shots/2.jpg", "3.jpg"):
+        raw.add(name)
+    raw.add("model_data/my_classes.txt", "cat\ndog")
+    first = "my shots/a 1.jpg 1,2,30,40,1 5,6,7.5,8,1"
+    raw.add("train.txt", f"{first}\n/home/anna/x/2.jpg\t3,4,5,6,1\n\n")
+    raw.add("val.txt", "3.jpg\n")
+    raw.add("all.txt", f"{first}\n")
+    assert recognise(view_folder(raw.folder)).keys == {"data": "model_data/my_classes.txt"}
+    raw.add("val.txt", "3.jpg 1,2,3,4,1\n")
+    assert read_and_recognise(raw, data="model_data/my_classes.txt") == {
+        "my shots/a 1.jpg": "train",
+        "my shots/2.jpg": "train",
+        "3.jpg": "validation",
+    }
+    records, _ = raw.read(type="yolo", data="model_data/my_classes.txt")
+    assert records["my shots/a 1.jpg"].boxes == (
+        Box(2.0, 1.0, 40.0, 30.0, "dog"),
+        Box(6.0, 5.0, 8.0, 7.5, "dog"),
+    )
+    assert records["3.jpg"].frame.drawn_on is None
+
+
+def test_faults_in_a_list_of_keras_reject_their_images(raw):
+    for number in range(5):
+        raw.add(f"{number}.jpg")
+    lines = [
+        "0.jpg 1,2,3,4,0",
+        "1.jpg 1,2,3,4,9",
+        "2.jpg 3,2,1,4,0",
+        "3.jpg 1,2,3,4",
+        "4.jpg 1,2,,4,0",
+    ]
+    raw.add("classes.txt", "cat")
+    raw.add("train.txt", "\n".join([*lines, "9.jpg 1,2,3,4,0", "4.jpg 1,.-.,3,4,0"]))
+    records, rejected = raw.read(type="yolo", data="classes.txt")
+    assert list(records) == ["0.jpg"]
+    assert {key: reason for key, (reason, _) in rejected.items()} == {
+        "1.jpg": "unknown_class",
+        "2.jpg": "box_inverted",
+        "train.txt:4": "malformed",
+        "train.txt:5": "malformed",
+        "train.txt:6": "missing_image",
+        "4.jpg": "malformed",
+    }
+
+
+def test_label_files_without_classes_are_told_with_the_cure(raw):
+    add_scene(raw, "images/1.jpg", "labels/1.txt")
+    with pytest.raises(
+        DataError, match=r"1 label file of YOLO in labels, but no file names the cla"
+    ):
+        recognise(view_folder(raw.folder))
+    raw.add("classes.txt", "cat")  # too few for class 1
+    with pytest.raises(DataError, match=r"Add a file classes.txt with one class a line"):
+        recognise(view_folder(raw.folder))
+
+
+def test_two_files_of_different_classes_are_a_question(raw):
+    add_scene(raw, "1.jpg")
+    raw.add("classes.txt", "cat\ndog")
+    raw.add("data/predefined_classes.txt", "dog\nperson")
+    with pytest.raises(DataError, match="--type yolo --source data=data/predefined_classes.txt"):
+        recognise(view_folder(raw.folder))
+    match = recognise(view_folder(raw.folder, chosen={"data": "classes.txt"}))
+    assert match.keys == {"data": "classes.txt"}
+
+
+@pytest.mark.parametrize("start", ["\ufeff0.0\t", "0 ", "0\t"])
+def test_label_files_of_windows_are_counted(raw, start):
+    raw.add("data.yaml", "train: images\nnames: [cat]")
+    raw.add("images/1.jpg")
+    raw.add("labels/1.txt", f"{start}.5 .5\t.2 .2\r\n")
+    assert "1 label file below it" in recognise(view_folder(raw.folder)).reason

@@ -1,0 +1,101 @@
+"""LabelMe: a JSON file for each image, with its path, its size, and shapes in pixels.
+
+LabelMe shows the upright image. An image without a file is no part of the data set.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, count
+from beam_jobs.sources.parsing import (
+    Point,
+    enclose,
+    find_splits_of_keys,
+    make_box,
+    parse_id,
+    parse_json_object,
+    parse_points,
+    parse_size,
+    parse_text,
+)
+from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.config.sources import LabelmeSource
+from pipeline_ops.raw_data.raw_file import RawFile
+
+_MAX_BYTES = 64 << 20
+"""Maximum size of a file, which may hold a copy of the image."""
+_RECTANGLES = ("rectangle", "mask")
+"""Shapes with two opposite corners. Some versions write all four."""
+_OUTLINES = ("polygon", "rotation", "linestrip")
+
+
+def read_entries(files: SourceFiles, _: LabelmeSource) -> Iterator[SourceEntry]:
+    found = [file for key, file in files.by_key.items() if key.endswith(".json")]
+    splits = find_splits_of_keys(file.key for file in found)
+    reader = RawReader(found, files.listing.folder)
+    for file in found:
+        with files.entry(file.key) as entry:
+            if file.num_bytes > _MAX_BYTES:
+                raise Reject("too_large", f"has {file.num_bytes} bytes, allowed are {_MAX_BYTES}")
+            content = parse_json_object(reader.read(file))
+            image = _find_image(content.get("imagePath"), file.key, files)
+            entry.key = image.key
+            size = parse_size(content.get("imageHeight"), content.get("imageWidth"))
+            boxes, split = _read_boxes(content.get("shapes")), splits.get(file.key)
+            yield SourceEntry(image, boxes=boxes, split=split, frame=size, drawn_on="upright")
+
+
+def _find_image(path: Any, key: str, files: SourceFiles) -> RawFile:
+    """The image with the path in a file, or with the name of the file if it was renamed."""
+    try:
+        return files.find_image_anywhere(path, posixpath.dirname(key))
+    except Reject as reject:
+        if reject.reason != "missing_image":
+            raise
+        return files.find_image_by_name(posixpath.splitext(key)[0])
+
+
+def _read_boxes(shapes: Any) -> list[Box]:
+    """A box around each shape, or around all shapes of a label and a group: parts of an object."""
+    if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+        raise Reject("malformed", "not a file of LabelMe, which has a list of shapes")
+    objects: dict[tuple[str, Any], list[Point]] = defaultdict(list)
+    for index, shape in enumerate(shapes):
+        group = parse_id(shape.get("group_id"))
+        part = parse_text(shape.get("label")), index if group is None else group
+        objects[part] += _outline(shape)
+    return [make_box(enclose(points), label) for (label, _), points in objects.items()]
+
+
+def _outline(shape: Mapping[str, Any]) -> list[Point]:
+    kind, points = shape.get("shape_type") or "polygon", parse_points(shape.get("points"))
+    if kind == "circle" and len(points) == 2:  # its center, and a point on the rim
+        (x, y), radius = points[0], math.dist(*points)
+        return [(x - radius, y - radius), (x + radius, y + radius), (x, y)]
+    if kind in _RECTANGLES and len(points) > 1:
+        return [*points, points[0]]
+    if kind not in _OUTLINES:
+        detail = f"a shape of the type {kind!s:.40} with {count(len(points), 'point')}"
+        raise Reject("unknown_shape", f"{detail} is no box. Remove it in LabelMe")
+    enclose(points)  # an outline has three
+    return points
+
+
+def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
+    """Finds JSON files with shapes and the path of an image."""
+    files = [] if view.named_file else view.list_candidates(".json")
+    contents = map(view.read_json, files[:MAX_CANDIDATES])
+    found = [each for each in contents if isinstance(each, dict) and "shapes" in each]
+    names = [str(each["imagePath"]) for each in found if "imagePath" in each]
+    if view.count_images_named(names):
+        reason = f"{count(len(files), 'JSON file')}, with shapes as LabelMe writes them"
+        yield SourceMatch("labelme", f"{reason}, and {count(len(view.images), 'image')}", {})
+    elif names:
+        yield f"{files[0].key} is of LabelMe, but its image {names[0]} is not below this folder"

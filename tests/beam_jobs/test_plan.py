@@ -238,7 +238,7 @@ CROWD = "boxes{} are crowds \\(iscrowd: 1\\), which a detector does not learn fr
 def test_crowds_are_no_examples(labels, crowds, message):
     found = {split: labels.get(split, {}) for split in ("train", "validation", "test")}
     with pytest.raises(DataError, match=message):
-        check_labels(found, ["a", "b"], "raw", "detection", explain, crowds)
+        check_labels(found, ["a", "b"], "raw", "detection", explain, crowds=crowds)
 
 
 def test_difficult_boxes_are_examples_and_crowds_are_none():

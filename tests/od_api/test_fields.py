@@ -163,6 +163,10 @@ CASES = [
         {f"{PREDICTOR}.{L2}": 5e-4, f"{TRAIN}.add_regularization_loss": False},
         {"train.optimizer.weight_decay": 0.0},
     ),
+    (
+        {f"{SSD}.post_processing.batch_non_max_suppression.max_total_detections": 300},
+        {"train.model_parameters.max_detections": 300},
+    ),
     # random changes
     ({f"{AUGMENT}.random_horizontal_flip": {}}, {"train.input.augment.flip_left_right": True}),
     (

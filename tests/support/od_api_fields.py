@@ -7,6 +7,7 @@ CARRIED_OVER = """
 model {
   ssd {
     num_classes: 7
+    post_processing { batch_non_max_suppression { max_total_detections: 7 } }
     image_resizer {
       fixed_shape_resizer { height: 7 width: 7 convert_to_grayscale: true }
       keep_aspect_ratio_resizer {
@@ -144,7 +145,7 @@ model {
     post_processing {
       batch_non_max_suppression {
         score_threshold: 0.25 iou_threshold: 0.25 max_detections_per_class: 7
-        max_total_detections: 7 use_class_agnostic_nms: true max_classes_per_detection: 7
+        use_class_agnostic_nms: true max_classes_per_detection: 7
         soft_nms_sigma: 0.25 change_coordinate_frame: false use_hard_nms: true
       }
       score_converter: SOFTMAX logit_scale: 0.25

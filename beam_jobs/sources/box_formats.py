@@ -23,6 +23,7 @@ _MEANINGS: Mapping[BoxFormat, str] = {
     "center_xywh": "center, width, height",
 }
 _USUAL: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
+_MANY_FAULTS = 0.05
 _USUAL_FORMAT: BoxFormat = "xywh"
 _MAX_FAULTS, _MIN_RATIO = 0.02, 4
 """Share of wrong boxes that a file may have in its own format, and how many times as many another
@@ -92,9 +93,19 @@ def _select(
     return [best] if is_only and faults[best] <= total / 4 else []
 
 
-def fits(boxes: Sequence[tuple[Sequence[float], Size | None]], box_format: BoxFormat) -> bool:
-    """Returns whether most boxes are in their images, perhaps but for a small part of them."""
-    return _count_faults(boxes, box_format, _BOUND) <= len(boxes) / 4
+def find_better(
+    boxes: Sequence[tuple[Sequence[float], Size | None]], usual: BoxFormat
+) -> tuple[BoxFormat, str] | None:
+    """The format in which all boxes are right, with the words for it, if many are not in `usual`.
+
+    `usual` is the one that the file's own format has.
+    """
+    if _count_faults(boxes, usual, _BOUND) <= _MANY_FAULTS * len(boxes):
+        return None
+    for name in _USUAL:
+        if not _count_faults(boxes, name, _BOUND):
+            return name, judge_formats(boxes, [name, usual]).text
+    return None
 
 
 def _describe(

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.sources.box_formats import fits, judge_formats, to_corners
+from beam_jobs.sources.box_formats import find_better, to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     MAX_JSON_BYTES,
@@ -78,6 +78,11 @@ def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_part(
     files: SourceFiles, part: CocoPart, lists: dict[str, list[Any]], box_format: str
 ) -> Iterator[SourceEntry]:
+    ids = Counter(_read_id(entry, "id") for entry in lists["categories"])
+    if twice := [each for each, number in ids.items() if number > 1]:
+        raise DataError(
+            f"{part.annotations}: {ids[twice[0]]} categories have the id {twice[0]}. Correct them."
+        )
     names = {
         _read_id(entry, "id"): entry.get("name")
         for entry in lists["categories"]
@@ -173,9 +178,8 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         boxes += _list_boxes(content) if content else []
     keys: dict[str, Any] = {"parts": parts}
     notes = []
-    if not fits(boxes, "xywh") and (judgement := judge_formats(boxes)).formats:
-        keys["box_format"] = judgement.formats[0]
-        notes = [judgement.text]
+    if better := find_better(boxes, "xywh"):
+        keys["box_format"], notes = better[0], [better[1]]
     if parts:
         yield SourceMatch("coco", "; ".join(reasons), keys, notes=notes)
 

@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 _LABELS = (
     *("label", "labels", "class", "classes", "class_name", "classname", "category", "categories"),
     *("label_name", "labelname", "category_name", "class_label", "target", "species", "class_id"),
-    *("classid", "category_id", "label_id", "y"),
+    *("classid", "category_id", "label_id", "cls", "y"),
 )
 """Names of the column with the classes, the usual ones first."""
 _BOXES = ("boxes", "bbox", "bboxes", "box", "bounding_box", "bounding_boxes", "objects")
@@ -33,6 +33,8 @@ _CORNER_SETS: Mapping[tuple[str, str, str, str], tuple[BoxFormat, ...]] = {
     ("xmin", "ymin", "xmax", "ymax"): ("xyxy",),
     ("x_min", "y_min", "x_max", "y_max"): ("xyxy",),
     ("x1", "y1", "x2", "y2"): ("xyxy",),
+    ("x", "y", "x2", "y2"): ("xyxy",),
+    ("min_x", "min_y", "max_x", "max_y"): ("xyxy",),
     ("x0", "y0", "x1", "y1"): ("xyxy",),
     ("left", "top", "right", "bottom"): ("xyxy",),
     ("x_center", "y_center", "width", "height"): ("center_xywh",),
@@ -50,6 +52,7 @@ _CORNER_SETS: Mapping[tuple[str, str, str, str], tuple[BoxFormat, ...]] = {
 }
 """Columns that are a box, with the formats that their names allow."""
 _COORDINATES = frozenset(name for names in _CORNER_SETS for name in names) - {"width", "height"}
+_USUAL_FORMATS: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
 _PREFIX = re.compile("^(bbox|box|bndbox|bb|roi|rect|region|annotation)_")
 _SPLITS = ("split", "subset", "set", "partition", "fold", "dataset", "phase")
 _SIZES = (
@@ -60,6 +63,8 @@ _SIZES = (
 )
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 _SEPARATORS = "|;,"
+_SHAPE = re.compile(r"\s*([\[({].*\d.*[\])}]|(MULTI)?POLYGON|\d+ \d+ \d+ \d+)", re.DOTALL)
+"""The start of a text that is a list of numbers, an object, an outline, or a mask."""
 
 
 class Meaning(NamedTuple):
@@ -150,12 +155,14 @@ def find_meaning(
                 f"the columns {join_names(coordinates)} are coordinates, but no four of its "
                 "columns are a known box. Name them in preprocess.source.corners"
             )
-        return _find_classes(rows, names, chosen, label_key, others, notes)
+        meaning = _find_classes(rows, names, chosen, label_key, others, notes)
+        return _tell_unused(rows, names, meaning, chosen)
     outer = found.boxes.rpartition(".")[0]
     rest = [name for name in names if name not in (found.boxes, *found.corners, outer)]
     inner = [name for name in rest if outer and name.startswith(f"{outer}.")]
     notes = [*notes, *found.notes]
-    others = others | _find_sizes(rest)
+    taken = {"width", "height"}.intersection(found.corners)  # by the source itself
+    others = others | ({} if taken else _find_sizes(rest))
     if found.label == "own":
         return found._replace(label="", others=others, notes=notes)
     usable = [name for name in rest if name not in others.values()]
@@ -173,6 +180,26 @@ def find_meaning(
         return found._replace(single_class=single, others=others, notes=notes)
     notes.append(f"label from the column {label}")
     return found._replace(label=label, others=others, notes=notes)
+
+
+def _tell_unused(
+    rows: Sequence[Row], names: Sequence[str], meaning: Any, chosen: Mapping[str, Any]
+) -> Meaning | Question | str:
+    """The meaning with a note on the other columns. A question if they may be boxes."""
+    if not isinstance(meaning, Meaning):
+        return meaning
+    used = {meaning.label, *meaning.one_hot, *meaning.others.values()}
+    unused = [name for name in names if name and name not in used]
+    numbers = [n for n in unused if _are_numbers(rows, n) and not _are_flags(rows, n)]
+    shapes = [n for n in unused if any(_SHAPE.match(str(find_field(row, n))) for row in rows)]
+    if "task" not in chosen and (len(numbers) > 3 or shapes):
+        first = ",".join(numbers[:4] if len(numbers) > 3 else shapes[:1])
+        boxes = {"corners": f"[{first}]"} if len(numbers) > 3 else {"columns.boxes": first}
+        text = f"the columns {join_names([*numbers, *shapes])} may be boxes, which are not known"
+        choices = [{"task": "classification"}, {"task": "detection", **boxes}]
+        return Question(text, choices)
+    notes = [*meaning.notes, f"columns that are not used: {join_names(unused)}"]
+    return meaning._replace(notes=notes) if unused else meaning
 
 
 def _find_others(rows: Sequence[Row], names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -222,10 +249,13 @@ def _find_boxes(
     by_name: dict[str, str] = {}
     for name in names:
         by_name.setdefault(_PREFIX.sub("", _normalise(name)), name)
-    for usual, formats in _CORNER_SETS.items():
-        if not all(each in by_name for each in usual):
+    given = tuple(chosen.get("corners") or ())
+    for usual, formats in (
+        {given: _USUAL_FORMATS, **_CORNER_SETS}.items() if given else (_CORNER_SETS.items())
+    ):
+        if not all(each in by_name for each in usual) and usual != given:
             continue
-        columns = [by_name[each] for each in usual]
+        columns = list(usual) if usual == given else [by_name[each] for each in usual]
         found = [_read_columns(row, columns) for row in rows]
         if any(found):
             meaning = Meaning("detection", corners=columns)
@@ -378,7 +408,8 @@ def find_multi_label(rows: Sequence[Row], path: str, label: str) -> str:
     if several := sum(len(found) > 1 for found in classes.values()):
         return (
             f"{several:,} of {len(classes):,} images have several classes in the column {label}: "
-            "multi-label classification is not supported. Remove all rows of an image but one"
+            "multi-label classification is not supported. If its rows are boxes, name the columns: "
+            "--source task=detection --source corners=[...]"
         )
     return ""
 

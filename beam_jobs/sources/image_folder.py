@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -192,6 +193,7 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
+_MASK = re.compile(r"(.+?)[ _-](masks?|seg|segmentation|gt|label|annotation)([ _-]?\d+)?", re.I)
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
 
 
@@ -222,6 +224,11 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         else:
             yield problem
         return
+    if masks := _find_masks(listing.files):
+        yield (
+            f"{count(len(masks), 'image')} such as {masks[0]} are masks of others. Move them away"
+        )
+        return
     files = SourceFiles(listing, source.type)
     found = files.collect(read_entries(files, source))
     images = Counter(record.label for record in found.records if is_image_name(record.key))
@@ -245,8 +252,20 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
             numbers = f"{min(images.values()):,} to {max(images.values()):,}"
         reason = f"{len(images):,} class folders with {numbers} images"
         reason += say_splits(layout.splits) + remark
+        others = [file.key for file in view.files if not is_image_name(file.key)]
+        notes = (
+            [f"{count(len(others), 'file')} not used: {join_names(others, 3)}"] if others else []
+        )
         is_certain = not is_annotated and (bool(given) or "outer" not in keys.values())
-        yield SourceMatch("image_folder", reason, keys, below, is_certain)
+        yield SourceMatch("image_folder", reason, keys, below, is_certain, notes)
+
+
+def _find_masks(files: Iterable[RawFile]) -> list[str]:
+    """The images whose names are those of others with `_mask`, for example."""
+    stems = {posixpath.splitext(file.key)[0]: file.key for file in files}
+    return [
+        key for stem, key in stems.items() if (found := _MASK.fullmatch(stem)) and found[1] in stems
+    ]
 
 
 def _choose_class_folder(

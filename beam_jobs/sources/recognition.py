@@ -100,7 +100,7 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     certain = [match for match in matches if match.is_certain]
     questions = [look for _, look in looks if isinstance(look, Question)]
     if questions and not certain:  # a likely match does not answer it
-        raise make_question_error(place, questions[0])
+        raise make_question_error(place, questions[0], view.chosen)
     if not matches:
         raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))
     winners = certain or matches
@@ -119,13 +119,19 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
     raise DataError("\n".join(lines))
 
 
-def make_question_error(place: str, question: Question) -> DataError:
-    """The question about the data in a place, with a command for each of its answers."""
-    options = (
-        " ".join(f"--source {key}={value}" for key, value in choice.items())
-        for choice in question.choices
-    )
-    commands = (f"  trainyard init {place} --type {question.type} {each}" for each in options)
+def make_question_error(
+    place: str, question: Question, given: Mapping[str, Any] | None = None
+) -> DataError:
+    """The question about the data in a place, with a command for each of its answers.
+
+    `given` are answers to earlier questions.
+    """
+    start = ["trainyard", "init", place, "--type", question.type]
+    commands = []
+    for choice in question.choices:
+        keys = {**(given or {}), **choice}
+        options = (word for key in keys for word in ("--source", f"{key}={keys[key]}"))
+        commands.append(f"  {shlex.join([*start, *options])}")
     return DataError("\n".join((f"{place}: {question.reason}. Say which one it is:", *commands)))
 
 

@@ -38,7 +38,7 @@ from beam_jobs.sources.parsing import (
     parse_split,
     parse_text,
 )
-from beam_jobs.stages.boxes import check_box
+from beam_jobs.stages.boxes import FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, BoxFrame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.sources import BoxOptions
@@ -52,6 +52,7 @@ _MAX_DETAIL_CHARACTERS = 300
 MAX_ANNOTATION_BYTES = 2 << 30
 """Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:|[a-z0-9]+://")
+_MAX_FRACTION = 1.5
 MAX_IMAGE_BYTES = 512 << 20
 """Maximum size of an image, which a worker holds in memory."""
 
@@ -413,6 +414,11 @@ class SourceFiles:
                 raise fault
         for box in record.boxes or ():
             check_box(box, record.frame or BoxFrame())
+        if record.boxes and record.frame and record.frame.size != FRACTIONS:
+            largest = max(max(box.ymax, box.xmax) for box in record.boxes)
+            if 0 < largest <= _MAX_FRACTION:
+                detail = f"all of its boxes lie in one pixel, such as {record.boxes[0]}"
+                raise Reject("box_fraction", f"{detail}. Fractions must be declared or converted")
 
     def _find_label_fault(self, label: str) -> Reject | None:
         if not label or escape_surrogates(label) != label:

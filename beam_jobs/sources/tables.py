@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.sources.box_formats import to_corners
@@ -198,8 +198,8 @@ def _find_images(
         values = [v for row in rows[:_MAX_LOOKED_UP] if isinstance(v := row.get(name), str) and v]
         folder, number = view.find_images_folder(values, file.key)
         by_name = view.count_images_named(values)
-        best = max(best, (name, folder, "path", number), key=lambda found: found[3])
-        best = max(best, (name, ".", "name", by_name), key=lambda found: found[3])
+        best = max(best, (name, folder, "path", number), key=_rank_path(rows))
+        best = max(best, (name, ".", "name", by_name), key=_rank_path(rows))
     path, images, find_by, found = best
     names = [name for name in header if name and name != path]
     if found:
@@ -213,6 +213,18 @@ def _find_images(
         f"{file.key} names images and classes, but none of its images ({first}) is below this "
         "folder. Correct the paths, or name the folder that holds both"
     )
+
+
+def _rank_path(rows: Sequence[Row]) -> Callable[[tuple[str, str, str, int]], tuple[Any, ...]]:
+    """Orders columns of paths. A row's number may be the name of an image by chance."""
+
+    def rank(candidate: tuple[str, str, str, int]) -> tuple[Any, ...]:
+        name, _, _, number = candidate
+        values = [str(row.get(name)) for row in rows[:_MAX_LOOKED_UP]]
+        has_suffix = sum(map(is_image_name, values)) > len(values) / 2
+        return number > 0, number > 0 and has_suffix, name.lower() in _PATHS, number
+
+    return rank
 
 
 def _judge_tables(view: FolderView, tables: Sequence[Table]) -> Meaning | Question | str:

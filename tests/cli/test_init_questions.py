@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import shlex
 import sys
 
 import pytest
@@ -135,3 +136,68 @@ def test_a_wrong_key_of_the_source_is_told(text, fault, tmp_path, capsys):
     words = ["init", str(tmp_path / "data"), "--output", str(tmp_path / "a.yaml"), "--source", text]
     assert main([*words, "--no-measure"]) != 0
     assert fault in capsys.readouterr().err
+
+
+def write(folder, table: str, number: int = 24) -> list[str]:
+    (folder / "images").mkdir(parents=True)
+    for index in range(number):
+        (folder / "images" / f"{index}.jpg").write_bytes(draw(seed=9 * index))
+    (folder / "a.csv").write_text(table)
+    return ["init", str(folder), "--output", str(folder.parent / "a.yaml"), "--no-measure"]
+
+
+def test_the_number_of_a_row_is_no_name_of_an_image(tmp_path, capsys):
+    rows = [f"{i},{(i * 7) % 24}.jpg,{'cat' if i % 2 else 'dog'}" for i in range(24)]
+    command = write(tmp_path / "data", "\n".join([",filename,label", *rows]))
+    assert main(command) == 0
+    with open(tmp_path / "a.yaml") as file:
+        source = yaml.safe_load(file)["preprocess"]["source"]
+    assert source["columns"] == {"path": "filename"}
+
+
+def test_an_answer_is_kept_in_the_next_question_and_can_be_pasted(tmp_path, capsys):
+    rows = [f"{i}.jpg,{'ab'[i % 2]},{'cd'[i % 3 % 2]},{i + 1} {i + 2} 30 40" for i in range(24)]
+    table = "\n".join(["file,the kind,other,where", *rows])
+    folder = tmp_path / "my data"
+    command = write(folder, table)
+    assert main(command) == 65
+    words = ["trainyard", "init", str(folder), "--type", "csv", "--source"]
+    first = shlex.join([*words, "columns.label=the kind"])
+    assert first in capsys.readouterr().err
+    assert main([*command, "--source", "columns.label=the kind"]) == 65
+    both = shlex.join([*words, "columns.label=the kind", "--source", "task=classification"])
+    assert both in capsys.readouterr().err
+    assert main([*command, *shlex.split(both)[3:]]) == 0
+
+
+@pytest.mark.parametrize(
+    "boxes, fault",
+    [
+        ([[0.1, 0.2, 0.3, 0.2]], "box_fraction"),
+        ([[60, 40, 30, 30]], "box_outside"),
+    ],
+)
+def test_a_file_whose_boxes_are_something_else_is_refused(boxes, fault, tmp_path, capsys):
+    folder = tmp_path / "data"
+    command = write(folder, "")
+    (folder / "a.csv").unlink()
+    content = {
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(24)],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [
+            {"image_id": i, "category_id": 1, "bbox": box} for i in range(24) for box in boxes
+        ],
+    }
+    (folder / "a.json").write_text(json.dumps(content))
+    assert main(command) == 65
+    assert fault in capsys.readouterr().err
+
+
+def test_masks_beside_images_are_no_examples(tmp_path, capsys):
+    for index in range(24):
+        folder = tmp_path / "data" / ("cat" if index % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (f"{index}.jpg", f"{index}_mask.jpg"):
+            (folder / name).write_bytes(draw(seed=index))
+    assert main(["init", str(tmp_path / "data"), "--output", str(tmp_path / "a.yaml")]) == 65
+    assert "are masks of others. Move them away" in capsys.readouterr().err

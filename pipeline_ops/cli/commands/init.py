@@ -119,7 +119,8 @@ def init(arguments: argparse.Namespace) -> int:
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view, output)
     if data.num_unclear:
-        raise make_question_error(str(arguments.path), _ask_orientation(match.type, data))
+        question = _ask_orientation(match.type, data)
+        raise make_question_error(str(arguments.path), question, view.chosen)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None

@@ -45,6 +45,9 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _FILE_PER_IMAGE = {"voc": "Annotations", "yolo": "labels"}
 """The folder of the annotations, for sources with one annotation file for each image."""
+_MISREAD = ("box_outside", "box_inverted", "box_fraction", "unknown_class")
+_MAX_MISREAD = 0.4
+"""Share of records with a wrong box or class, of those that are right."""
 _MAX_ORIENTED = 50_000
 """Number of images whose orientation is read."""
 _MAX_DECODED = 100
@@ -143,6 +146,7 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         if not found.rejected:
             raise
         raise DataError(f"{error} {found.describe_rejects()}") from None
+    _check_reading(found, listing.folder)
     given = {record.split for record in found.records}
     return DataSummary(
         infer_task(found.records),
@@ -158,6 +162,16 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         _count_unclear(found.records, listing.folder, sample),
         describe_records(by_split),
     )
+
+
+def _check_reading(found: SourceRecords, folder: RawFolder) -> None:
+    """Raises DataError if the annotations seem to mean something else than what was read."""
+    reasons = Counter(entry.reason for entry in found.rejected)
+    if sum(reasons[name] for name in _MISREAD) > _MAX_MISREAD * len(found.records):
+        raise DataError(
+            f"{folder}: {found.describe_rejects()}. So many say that the data are read wrongly. "
+            "Correct them, or write preprocess.source by hand (docs/data-sources.md)."
+        )
 
 
 def _count_unclear(records: Sequence[Record], folder: RawFolder, sample: DecodedSample) -> int:

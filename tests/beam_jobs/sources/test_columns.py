@@ -216,6 +216,24 @@ def test_columns_that_are_no_classes_say_why(columns, fault):
     assert fault in mean(label(*columns))
 
 
+@pytest.mark.parametrize(
+    "more, key",
+    [
+        ({n: lambda i, n=n: i * len(n) + 0.5 for n in ("ax", "bx2", "cx33", "dx444")}, "corners"),
+        ({"region": lambda i: f"{{'x': {i}, 'y': 2, 'w': 3, 'h': 4}}"}, "columns.boxes"),
+        ({"outline": lambda i: f"POLYGON(({i} 1, 2 3, 4 5))"}, "columns.boxes"),
+        ({"mask": lambda i: f"{i} 12 40 7 80 3"}, "columns.boxes"),
+    ],
+)
+def test_columns_that_may_be_boxes_are_no_silent_classification(more, key):
+    table = label(("name", lambda i: KIND[i % 3]), ("label", lambda i: KIND[i % 2]), *more.items())
+    found = mean(table)
+    assert isinstance(found, Question)
+    assert found.choices[0] == {"task": "classification"} and key in found.choices[1]
+    answered = mean(table, task="classification")
+    assert answered.label == "label" and "columns that are not used: name" in answered.notes[-1]
+
+
 def test_columns_of_zeros_and_ones_are_classes():
     found = mean(label(("MEL", lambda i: float(i % 2)), ("NV", lambda i: 1.0 - i % 2)))
     assert (found.task, [*found.one_hot]) == ("classification", ["MEL", "NV"])

@@ -43,7 +43,7 @@ def test_another_flag_names_its_key(value):
     assert caught.value.detail.startswith("iscrowd: ")
 
 
-@pytest.mark.parametrize("one, other", itertools.pairwise([7, "7", 7.0, " 7"]))
+@pytest.mark.parametrize("one, other", [*itertools.pairwise([7, "7", 7.0, " 7"])])
 def test_an_id_is_one_as_number_and_as_text(one, other):
     assert parse_id(one) == parse_id(other) == "7"
 

@@ -22,7 +22,7 @@ _MEANINGS: Mapping[BoxFormat, str] = {
     "xywh": "upper left corner, width, height",
     "center_xywh": "center, width, height",
 }
-_USUAL: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
+USUAL_FORMATS: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
 _MANY_FAULTS = 0.05
 _USUAL_FORMAT: BoxFormat = "xywh"
 _MAX_FAULTS, _MIN_RATIO = 0.02, 4
@@ -59,7 +59,7 @@ def to_corners(box: Any, box_format: str) -> tuple[float, float, float, float]:
 
 def judge_formats(
     boxes: Sequence[tuple[Sequence[float], Size | None]],
-    candidates: Sequence[BoxFormat] = _USUAL,
+    candidates: Sequence[BoxFormat] = USUAL_FORMATS,
 ) -> Judgement:
     """Tries formats on boxes, each with the size of its image in pixels, or None.
 
@@ -102,7 +102,7 @@ def find_better(
     """
     if _count_faults(boxes, usual, _BOUND) <= _MANY_FAULTS * len(boxes):
         return None
-    for name in _USUAL:
+    for name in USUAL_FORMATS:
         if not _count_faults(boxes, name, _BOUND):
             return name, judge_formats(boxes, [name, usual]).text
     return None

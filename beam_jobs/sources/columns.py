@@ -1,5 +1,6 @@
-"""What the columns of a table mean, for the `recognise` functions of `csv`, `jsonl`, `parquet` and
-`webdataset`.
+"""Finds out what the columns of a table mean.
+
+The `recognise` functions of `csv`, `jsonl`, `parquet` and `webdataset` call this module.
 
 A name alone is no proof. An exact name comes before others that tools have for the same, a column
 of coordinates is never a class, the format of boxes is tried on all of them, and a choice between
@@ -14,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from beam_jobs.sources.box_formats import judge_formats
+from beam_jobs.sources.box_formats import USUAL_FORMATS, judge_formats
 from beam_jobs.sources.folder_view import Question, join_names
 from beam_jobs.sources.parsing import CORNERS, find_split, parse_flag, parse_number
 from beam_jobs.stages.boxes import Size
@@ -52,7 +53,6 @@ _CORNER_SETS: Mapping[tuple[str, str, str, str], tuple[BoxFormat, ...]] = {
 }
 """Columns that are a box, with the formats that their names allow."""
 _COORDINATES = frozenset(name for names in _CORNER_SETS for name in names) - {"width", "height"}
-_USUAL_FORMATS: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
 _PREFIX = re.compile("^(bbox|box|bndbox|bb|roi|rect|region|annotation)_")
 _SPLITS = ("split", "subset", "set", "partition", "fold", "dataset", "phase")
 _SIZES = (
@@ -68,7 +68,7 @@ _SHAPE = re.compile(r"\s*([\[({].*\d.*[\])}]|(MULTI)?POLYGON|\d+ \d+ \d+ \d+)", 
 
 
 class Meaning(NamedTuple):
-    """What the columns of a table are. `notes` say, a line each, how it was found out.
+    """The meaning of the columns of a table. `notes` say, a line each, how it was found out.
 
     For detection, either `boxes` or `corners` is set, or both are empty if the boxes are objects
     with our own names.
@@ -138,14 +138,14 @@ def find_meaning(
     chosen: Mapping[str, Any],
     label_key: str,
 ) -> Meaning | Question | str:
-    """What the columns `names` are, besides that of the image. A text is the reason if nothing is.
+    """Finds the meaning of the columns `names`, all but that of the image, or the reason for none.
 
     `sizes` are the sizes of the rows' images, as far as they are known. `chosen` are keys of the
     source that the user has given, and `label_key` is the key that names the column of the classes.
     """
     others, notes = _find_others(rows, names)
     names = [name for name in names if name not in others.values()]
-    found = _find_boxes(rows, names, sizes, chosen)
+    found = _find_boxes(rows, names, sizes, chosen, label_key)
     if isinstance(found, Question | str):
         return found
     if found is None:
@@ -153,10 +153,10 @@ def find_meaning(
         if len([name for name in coordinates if _are_numbers(rows, name)]) > 1:
             return (
                 f"the columns {join_names(coordinates)} are coordinates, but no four of its "
-                "columns are a known box. Name them in preprocess.source.corners"
+                "columns are a known box. Name them: --source corners=[...]"
             )
         meaning = _find_classes(rows, names, chosen, label_key, others, notes)
-        return _tell_unused(rows, names, meaning, chosen)
+        return _tell_unused(rows, names, meaning, chosen, label_key)
     outer = found.boxes.rpartition(".")[0]
     rest = [name for name in names if name not in (found.boxes, *found.corners, outer)]
     inner = [name for name in rest if outer and name.startswith(f"{outer}.")]
@@ -182,8 +182,17 @@ def find_meaning(
     return found._replace(label=label, others=others, notes=notes)
 
 
+def _get_boxes_key(label_key: str) -> str:
+    """The key that names the column of the boxes, beside the one for the classes."""
+    return "columns.boxes" if label_key.startswith("columns.") else "boxes"
+
+
 def _tell_unused(
-    rows: Sequence[Row], names: Sequence[str], meaning: Any, chosen: Mapping[str, Any]
+    rows: Sequence[Row],
+    names: Sequence[str],
+    meaning: Any,
+    chosen: Mapping[str, Any],
+    label_key: str,
 ) -> Meaning | Question | str:
     """The meaning with a note on the other columns. A question if they may be boxes."""
     if not isinstance(meaning, Meaning):
@@ -193,10 +202,12 @@ def _tell_unused(
     numbers = [n for n in unused if _are_numbers(rows, n) and not _are_flags(rows, n)]
     shapes = [n for n in unused if any(_SHAPE.match(str(find_field(row, n))) for row in rows)]
     if "task" not in chosen and (len(numbers) > 3 or shapes):
-        first = ",".join(numbers[:4] if len(numbers) > 3 else shapes[:1])
-        boxes = {"corners": f"[{first}]"} if len(numbers) > 3 else {"columns.boxes": first}
         text = f"the columns {join_names([*numbers, *shapes])} may be boxes, which are not known"
-        choices = [{"task": "classification"}, {"task": "detection", **boxes}]
+        choices: list[dict[str, Any]] = [{"task": "classification"}]
+        if len(numbers) > 3:
+            choices.append({"task": "detection", "corners": f"[{','.join(numbers[:4])}]"})
+        elif all(parse_numbers(find_field(row, shapes[0])) is not None for row in rows):
+            choices.append({"task": "detection", _get_boxes_key(label_key): shapes[0]})
         return Question(text, choices)
     notes = [*meaning.notes, f"columns that are not used: {join_names(unused)}"]
     return meaning._replace(notes=notes) if unused else meaning
@@ -230,10 +241,12 @@ def _find_boxes(
     names: Sequence[str],
     sizes: Sequence[Size | None],
     chosen: Mapping[str, Any],
+    label_key: str,
 ) -> Meaning | Question | str | None:
     """The columns of the boxes with their format, tried on all boxes. None without such columns."""
     for name in names:
-        if _normalise(name.rpartition(".")[2]) not in _BOXES:
+        is_given = name == chosen.get(_get_boxes_key(label_key))
+        if _normalise(name.rpartition(".")[2]) not in _BOXES and not is_given:
             continue
         values = [value for row in rows if (value := find_field(row, name)) not in (None, "")]
         items = [each for value in values for each in (value if isinstance(value, list) else [])]
@@ -251,7 +264,7 @@ def _find_boxes(
         by_name.setdefault(_PREFIX.sub("", _normalise(name)), name)
     given = tuple(chosen.get("corners") or ())
     for usual, formats in (
-        {given: _USUAL_FORMATS, **_CORNER_SETS}.items() if given else (_CORNER_SETS.items())
+        {given: USUAL_FORMATS, **_CORNER_SETS}.items() if given else (_CORNER_SETS.items())
     ):
         if not all(each in by_name for each in usual) and usual != given:
             continue

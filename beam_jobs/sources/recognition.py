@@ -105,7 +105,7 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
         raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))
     winners = certain or matches
     if len(winners) == 1:
-        return winners[0]._replace(keys=_merge(winners[0].keys, view.chosen))
+        return winners[0]._replace(keys=merge_keys(winners[0].keys, view.chosen))
     is_same_type = len({each.type for each in winners}) < len(winners)
     advice = "Name the folder or the file that you mean."
     lines = [
@@ -192,10 +192,12 @@ def _describe_folder(
     return "\n".join(lines)
 
 
-def _merge(keys: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+def merge_keys(keys: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The keys with those that the user has given, `columns.label` in the section `columns`."""
     merged = dict(keys)
     for name, value in chosen.items():
         section, _, inner = name.partition(".")
-        merged[section] = {**merged.get(section, {}), inner: value} if inner else value
+        before = merged.get(section, {})
+        before = {"field": before} if isinstance(before, str) else before  # of boxes, in short
+        merged[section] = {**before, inner: value} if inner else value
     return merged

@@ -1,4 +1,4 @@
-"""What `csv` and `jsonl` have in common: the entry of a row or a line, and the recognition.
+"""Shared parts of `csv` and `jsonl`: the entry of a row or a line, and the recognition.
 
 A row names an image by its path, with its class or its boxes in columns that the config names.
 """
@@ -228,7 +228,7 @@ def _rank_path(rows: Sequence[Row]) -> Callable[[tuple[str, str, str, int]], tup
 
 
 def _judge_tables(view: FolderView, tables: Sequence[Table]) -> Meaning | Question | str:
-    """What the columns of tables with equal columns are."""
+    """Finds the meaning of the columns that these tables share."""
     first, rows = tables[0], [row for table in tables for row in table.rows]
     sizes = [size for table in tables for size in table.sizes]
     meaning = find_meaning(rows, first.names, sizes, view.chosen, "columns.label")

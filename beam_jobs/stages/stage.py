@@ -93,7 +93,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoxFrame:
-    """What the boxes of a source refer to, and what becomes of boxes that leave their image.
+    """The image that boxes of a source refer to, and the treatment of boxes that leave it.
 
     Attributes:
       size: height and width in pixels of the image that the boxes are for, (1, 1) for boxes in

@@ -1,4 +1,4 @@
-"""What `init` and `validate` say of the annotations of a source, before any image is read."""
+"""Remarks of `init` and `validate` on the annotations of a source, before any image is read."""
 
 from __future__ import annotations
 

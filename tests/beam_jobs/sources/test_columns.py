@@ -1,4 +1,4 @@
-"""What the columns of a table mean: guesses are tried on all rows, and doubts are questions."""
+"""The meaning of a table's columns: guesses are tried on all rows, and doubts are questions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import random
 
 import pytest
+import yaml
 from PIL import Image
 
 from beam_jobs.sources.box_formats import judge_formats, to_corners
 from beam_jobs.sources.columns import Meaning, find_meaning, parse_numbers
 from beam_jobs.sources.folder_view import Question, view_folder
-from beam_jobs.sources.recognition import recognise
+from beam_jobs.sources.recognition import merge_keys, recognise
 from pipeline_ops.errors import DataError
 
 HEIGHT, WIDTH = 48, 64
@@ -220,16 +221,21 @@ def test_columns_that_are_no_classes_say_why(columns, fault):
     "more, key",
     [
         ({n: lambda i, n=n: i * len(n) + 0.5 for n in ("ax", "bx2", "cx33", "dx444")}, "corners"),
-        ({"region": lambda i: f"{{'x': {i}, 'y': 2, 'w': 3, 'h': 4}}"}, "columns.boxes"),
-        ({"outline": lambda i: f"POLYGON(({i} 1, 2 3, 4 5))"}, "columns.boxes"),
-        ({"mask": lambda i: f"{i} 12 40 7 80 3"}, "columns.boxes"),
+        ({"where": lambda i: f"({i}, 2, 30, 40)"}, "columns.boxes"),
+        ({"region": lambda i: f"{{'x': {i}, 'y': 2, 'w': 3, 'h': 4}}"}, None),
+        ({"outline": lambda i: f"POLYGON(({i} 1, 2 3, 4 5))"}, None),
+        ({"mask": lambda i: f"{i} 12 40 7 80 3"}, None),
     ],
 )
 def test_columns_that_may_be_boxes_are_no_silent_classification(more, key):
     table = label(("name", lambda i: KIND[i % 3]), ("label", lambda i: KIND[i % 2]), *more.items())
     found = mean(table)
     assert isinstance(found, Question)
-    assert found.choices[0] == {"task": "classification"} and key in found.choices[1]
+    assert found.choices[0] == {"task": "classification"}
+    assert [key in choice for choice in found.choices[1:]] == ([True] if key else [])
+    for choice in found.choices[1:]:
+        columns = {name: yaml.safe_load(value) for name, value in choice.items()}
+        assert mean(table, **columns, box_format="xyxy").task == "detection"
     answered = mean(table, task="classification")
     assert answered.label == "label" and "columns that are not used: name" in answered.notes[-1]
 
@@ -243,6 +249,11 @@ def test_boxes_without_a_column_of_classes_have_one_class():
     found = mean(rows(**coordinates("xyxy", "xmin", "ymin", "xmax", "ymax")))
     assert found.single_class == "object"
     assert "no column names one" in found.notes[-1]
+
+
+def test_an_answer_about_boxes_keeps_the_name_of_their_field():
+    keys = merge_keys({"boxes": "objects.bbox"}, {"boxes.drawn_on": "upright"})
+    assert keys == {"boxes": {"field": "objects.bbox", "drawn_on": "upright"}}
 
 
 def test_the_question_of_a_folder_is_two_commands(tmp_path):

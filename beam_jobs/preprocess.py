@@ -20,19 +20,16 @@ from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning import duplicates, generations
 from beam_jobs.planning.plan import ShardPlan, check_labels
-from beam_jobs.planning.splits import compute_mean_unit_size, explain_from_shards
+from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics.dataset import (
-    DatasetStatistics,
     collect_statistics,
     describe_dataset,
     find_duplicates,
     measure_fullest,
 )
-from beam_jobs.statistics.imbalance import compute_dispersion, describe_imbalances
 from beam_jobs.statistics.summary import (
-    ShardSummary,
     Summary,
     check_shapes,
     compute_class_weights,
@@ -119,7 +116,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     numbers = measure_fullest(statistics, decision.by_split)
     figures = figures.model_copy(update=numbers)
     warnings = describe_dataset(statistics, figures)
-    warnings += _find_imbalances(config, decision, summaries, figures, statistics)
+    for warning in warnings:
+        _log.warning("%s", warning)
     figures = figures.model_copy(update={"warnings": warnings})
     bad = filter(None, quarantine.read_bad_records(rejected, source))
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
@@ -137,25 +135,6 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     write_json(draft.folder / dataset.STAGES, [stage.model_dump(mode="json") for stage in stages])
     generations.write_record_lengths(draft.folder, built, delta.kept, previous)
     _fill_manifest(draft, config, figures)
-
-
-def _find_imbalances(
-    config: Preprocess,
-    decision: duplicates.CollectionDecision,
-    summaries: Sequence[ShardSummary],
-    figures: dataset.DatasetFigures,
-    statistics: DatasetStatistics,
-) -> list[str]:
-    dispersion = compute_dispersion(
-        figures.num_examples,
-        {split: len(records) for split, records in decision.by_split.items()},
-        compute_mean_unit_size(decision.records_without_copies, config.split),
-        statistics.merge_splits().features.get("boxes_per_image"),
-    )
-    warnings = describe_imbalances(summaries, dispersion)
-    for warning in warnings:
-        _log.warning("%s", warning)
-    return warnings
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:

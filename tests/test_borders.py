@@ -123,7 +123,6 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
             "google",
             "pyarrow",
             "markupsafe",
-            "scipy",
         },
     ),
     "dags": (up_to("planning") | {"operators", "beam_jobs.stages"}, {"airflow"}),

@@ -63,12 +63,6 @@ def split_records(records: Iterable[Record], split: Split) -> dict[str, list[Rec
     return found
 
 
-def compute_mean_unit_size(records: Iterable[Record], split: Split) -> float:
-    """Returns the number of records that an average record goes into a split with. 1: no groups."""
-    sizes = [len(_get_members(unit)) for unit in _find_units(records, split)]
-    return sum(size * size for size in sizes) / max(1, sum(sizes))
-
-
 def _find_units(records: Iterable[Record], split: Split) -> Iterator[_Unit]:
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:

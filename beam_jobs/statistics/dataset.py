@@ -15,7 +15,7 @@ sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -30,6 +30,8 @@ from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, comp
 from pipeline_ops.config.preprocess import Drift, SchemaChange
 
 _MAX_NAMED_GROUPS = 50
+_MIN_EXAMPLES = 50
+"""Of fewer examples of a class, chance alone may leave a split half or twice as many."""
 
 
 class DataSchema(BaseModel, frozen=True):
@@ -142,14 +144,39 @@ def measure_fullest(
 
 
 def describe_dataset(statistics: DatasetStatistics, figures: DatasetFigures) -> list[str]:
-    """Returns sentences about crowds, classes of similar names, and very many boxes."""
+    """Returns sentences about unbalanced splits, crowds, similar names, and very many boxes."""
     boxes = {
         split: sum(found["box_area"].count for found in each.by_class.values())
         for split, each in statistics.splits.items()
     }
-    found = remarks.describe_counts(figures.labels, boxes)
+    found = describe_imbalance(figures.labels)
+    found += remarks.describe_counts(figures.labels, boxes)
     found += remarks.describe_most_boxes("An image", figures.most_boxes_to_answer)
     return [f"{sentence}." for sentence in found]
+
+
+def describe_imbalance(labels: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Names the class and the split that stand out most, if its share differs by more than half.
+
+    Classes count of which a split has at least 50 examples, or by its size would have them.
+    """
+    totals = sum(map(Counter, labels.values()), Counter[str]())
+    found = []
+    for split, counts in labels.items():
+        for name, total in totals.items():
+            expected = total * sum(counts.values()) / totals.total()
+            difference = abs(counts[name] - expected)
+            if max(counts[name], expected) >= _MIN_EXAMPLES and difference > expected / 2:
+                found.append((difference**2 / expected, split, name, expected))
+    if not found:
+        return []
+    _, split, name, expected = max(found)
+    others = f", and {len(found) - 1} more numbers differ as much" * (len(found) > 1)
+    return [
+        f"The splits are unbalanced by class: {split} has {labels[split][name]:,} of {name}, and "
+        f"by its size it would have {expected:,.1f}{others}. Set preprocess.split.stratify: true, "
+        "or correct the splits or groups that the source gives"
+    ]
 
 
 def find_duplicates(

@@ -169,8 +169,7 @@ class DatasetFigures(BaseModel):
     """The newest generation that has shards here."""
     removed: dict[str, list[int]] = {}
     warnings: list[str] = []
-    """Sentences about what the examples lack or have too much of, such as shards that are
-    unbalanced by class beyond chance."""
+    """Sentences about what the examples lack or have too much of, such as unbalanced splits."""
     most_boxes: int = 0
     """The largest number of boxes in an example."""
     most_raw_boxes: int = 0

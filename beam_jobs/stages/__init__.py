@@ -21,7 +21,6 @@ from typing import Any
 import pydantic
 
 from beam_jobs.stages import (
-    augment,
     clip_boxes,
     decode,
     encode,
@@ -62,15 +61,13 @@ CATALOGUE: dict[str, Stage] = {
     "clip_boxes": Stage(clip_boxes.ClipBoxes, clip_boxes.clip_boxes, check=clip_boxes.check),
     "tile": Stage(tile.Tile, tile.tile, serve=tile.serve, splits=True),
     "resize": Stage(resize.Resize, resize.resize, serve=resize.serve),
-    "augment": Stage(augment.Augment, augment.augment),
     "equalize": Stage(equalize.Equalize, equalize.equalize, serve=equalize.serve),
     "encode": Stage(encode.Encode, encode.encode),
 }
 
 
 BUILT_IN = frozenset(
-    ("decode", "filter", "map_classes", "clip_boxes", "tile", "resize", "augment", "equalize")
-    + ("encode",)
+    ("decode", "filter", "map_classes", "clip_boxes", "tile", "resize", "equalize", "encode")
 )
 """The stages that come with Trainyard. Those that are added to the catalogue are a user's."""
 
@@ -79,7 +76,10 @@ def find_stage(name: str) -> Stage:
     """Returns the stage with this name, of the catalogue, an installed package or a module path."""
     if stage := CATALOGUE.get(name) or load_stage(name):
         return stage
-    raise ConfigError(f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}")
+    rule = f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}"
+    if name == "augment":
+        rule += ". Random changes of training images are train.input.augment"
+    raise ConfigError(rule)
 
 
 @functools.lru_cache

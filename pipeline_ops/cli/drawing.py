@@ -1,7 +1,7 @@
 """Pictures of examples, with labels and boxes.
 
 `trainyard preview` shows the effect of stages: raw examples on the left, their results on the
-right. All are treated as training examples, so that `augment` shows its copies. `trainyard run`
+right. All are treated as training examples, which every stage may change. `trainyard run`
 shows examples of a new data set, from the beginnings of its shards. TensorFlow is not imported.
 """
 

@@ -18,8 +18,8 @@ _TASKS: dict[str, Task] = {
     "labelme": "detection",
     "via": "detection",
 }
-_KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "augment", "equalize", "encode")
-"""Stages that keep the size of an image. `augment` may exchange height and width."""
+_KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "equalize", "encode")
+"""Stages that keep the size of an image."""
 
 
 def validate_model_for_data(config: PipelineConfig) -> None:

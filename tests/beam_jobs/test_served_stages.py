@@ -143,7 +143,6 @@ def test_a_stage_that_writes_into_the_image_fails_with_record_and_line(own):
         ({"name": TURN, "served": "by_client"}, "by_client"),
         ({"resize": {"height": 6, "width": 6}}, "in_graph"),
         ({"tile": {"height": 8, "width": 8}, "served": "by_client"}, "by_client"),
-        ({"augment": {"brightness": 0.2}}, "unchanged"),
         ({"filter": {"max_aspect": 3.0}}, "unchanged"),
         ({"map_classes": {"rename": {"cat": "pet"}}}, "unchanged"),
         ({"encode": {"format": "jpeg"}}, "unchanged"),

@@ -86,24 +86,11 @@ def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_reco
     assert (outcome.progress[-1].done, outcome.progress[-1].total) == (61, 61)
 
 
-def test_copies_are_made_of_training_examples_only(animals, read_records):
-    alone = read_figures(animals.run(stages=[DECODE]))
-    outcome = animals.run(stages=[DECODE, {"augment": {"copies": 3, "brightness": 0.2}}])
-    figures = read_figures(outcome)
-    assert figures.num_examples == alone.num_examples | {"train": 4 * alone.num_examples["train"]}
-    assert {
-        name.split("-")[0]
-        for name in outcome.shards
-        if b"#copy" in (outcome.artifact / name).read_bytes()
-    } == {"train"}
-
-
-def test_not_a_byte_of_tiles_copies_and_jpegs_depends_on_the_runner(animals):
+def test_not_a_byte_of_tiles_and_jpegs_depends_on_the_runner(animals):
     stages = [
         {"decode": {"channels": 3}},
         {"tile": {"height": 6, "width": 6, "overlap": 2}, "served": "by_client"},
         {"filter": {"max_aspect": 3.0}},
-        {"augment": {"copies": 2, "crop": 0.5, "rotate90": True, "contrast": 0.3}},
         {"resize": {"height": 9, "width": 7, "mode": "letterbox"}},
         {"encode": {"format": "jpeg"}},
     ]

@@ -66,8 +66,8 @@ def test_the_same_examples_are_shown_every_time_and_as_many_as_asked(config, cap
     assert (once == again).all()
 
 
-def test_the_copies_of_augment_stand_side_by_side(config, capsys):
-    stages = "preprocess.stages=[decode, {augment: {copies: 2, rotate90: true}}]"
+def test_the_tiles_of_an_image_stand_side_by_side(config, capsys):
+    stages = "preprocess.stages=[decode, {tile: {height: 20, width: 10}, served: by_client}]"
     _, picture = run(config, capsys, "--set", stages)
     assert 4 * 260 < picture.shape[1] < 5 * 260
 

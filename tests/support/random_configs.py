@@ -265,7 +265,6 @@ TABLE: Mapping[str, Sequence[Change]] = {
             ["decode", {"resize": {"height": 32, "width": 32}}, {"encode": {"format": "jpeg"}}],
             ["decode", "equalize", {"resize": {"height": 32, "width": 32}}],
             ["decode", {"filter": {"min_side": 21}}, {"resize": {"height": 32, "width": 32}}],
-            ["decode", {"resize": {"height": 32, "width": 32}}, {"augment": {"copies": 2}}],
             ["decode", {"map_classes": {"rename": {"circle": "round"}}}]
             + [{"resize": {"height": 64, "width": 64}}],
             ["decode", {"map_classes": {"drop": ["cross"]}}]

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import apache_beam as beam
 
@@ -20,7 +20,6 @@ from beam_jobs.exchange import (
     Exchange,
     PlanProgress,
     Results,
-    ShardReport,
     ShardTask,
     StoppedByDriver,
     digest_plans,
@@ -70,11 +69,11 @@ class BuildShardOnEngine(BuildShard):
             self._exchange.check_stop()  # whether it is stopped, `work` asks again
         self._fault = _find_fault(self._request)
 
-    def process(self, task: ShardTask) -> Iterator[ShardReport]:
+    def process(self, task: ShardTask) -> None:
         if self._fault:
             self._exchange.write_error(task.name, self._fault)
         else:
-            yield from self._report(self._worker.work(task))
+            super().process(task)
 
 
 def _find_fault(request: Request) -> ConfigError | None:
@@ -164,7 +163,7 @@ def build_shards_on_engine(
 
     def build(pipeline: beam.Pipeline) -> None:
         do_fn = BuildShardOnEngine(spec, exchange, _add_versions(job.request))
-        build_graph(pipeline, exchange.write_plans(plans), do_fn, exchange)
+        build_graph(pipeline, exchange.write_plans(plans), do_fn)
 
     def tell(level: int, message: str) -> None:
         job.progress.report(exchange.folder.name, message=message)

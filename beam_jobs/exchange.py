@@ -8,12 +8,11 @@ host can reach them. If the job is killed, its next try takes over the results.
     results/<name>.json    the result of a plan, which is done when this exists
     progress/<name>.json   records done and rejected, while a plan is worked on
     errors/<name>.json     the error with which a worker ended
-    statistics/<split>.json   the measurements of all shards of a split, added up
     stop                   tells all workers to stop
 
-All are JSON, so no message can run code. Tasks and reports travel through Beam as rows with typed
-fields. There is no `from __future__ import annotations` here: Beam reads the types of the fields,
-and would serialise a field whose type is a text as Python code.
+All are JSON, so no message can run code. Tasks travel through Beam as rows with typed fields. There
+is no `from __future__ import annotations` here: Beam reads the types of the fields, and would
+serialise a field whose type is a text as Python code.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.statistics.summary import Measurements, PlanSummary, Summary
+from beam_jobs.statistics.summary import PlanSummary, Summary
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.parsing import describe_validation_error
@@ -36,7 +35,7 @@ from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
 
 _PLANS, _DIGEST, _STOP = "plans.jsonl", "plans.digest", "stop"
-_RESULTS, _PROGRESS, _ERRORS, _STATISTICS = "results", "progress", "errors", "statistics"
+_RESULTS, _PROGRESS, _ERRORS = "results", "progress", "errors"
 _MAX_BYTES = 256 << 20
 _FOLDER_SECONDS, _BUCKET_SECONDS = 1.0, 5.0
 _STOP_SECONDS = 10
@@ -52,16 +51,6 @@ class ShardTask(NamedTuple):
     name: str
     start: int
     num_bytes: int
-
-
-class ShardReport(NamedTuple):
-    """A finished shard. `num_rejected` counts records. `measurements` is JSON, if there are any."""
-
-    name: str
-    num_examples: int
-    num_rejected: int
-    split: str
-    measurements: str
 
 
 class StoppedByDriver(Exception):
@@ -96,7 +85,7 @@ class Exchange:
                 file.write(line)
                 tasks.append(ShardTask(plan.name, position, len(line)))
                 position += len(line)
-        for kind in (_PROGRESS, _ERRORS, _STATISTICS):
+        for kind in (_PROGRESS, _ERRORS):
             (self.folder / kind).remove_tree()
         (self.folder / _STOP).remove()
         digest, known = digest_plans(plans).encode(), self.folder / _DIGEST
@@ -126,21 +115,6 @@ class Exchange:
     def write_result(self, name: str, result: PlanSummary) -> None:
         """Writes the result of a plan, which is its worker's last message."""
         self._write(_RESULTS, name, result)
-
-    def write_statistics(self, split: str, measurements: Measurements) -> None:
-        """Writes the sum of a split. Leaves an error for the driver, as workers do."""
-        try:
-            self._write(_STATISTICS, split, measurements)
-        except Exception as error:
-            self.write_error(f"the statistics of {split}", error)
-
-    def read_statistics(self) -> list[tuple[str, Measurements]]:
-        """The splits that have shards, with their measurements."""
-        files = [entry.name for entry in (self.folder / _STATISTICS).list_folder()]
-        return [
-            (file.removesuffix(".json"), self.read(Measurements, f"{_STATISTICS}/{file}"))
-            for file in files
-        ]
 
     def write_error(self, name: str, error: Exception) -> None:
         """Leaves an error for the driver, and stops all workers."""

@@ -1,9 +1,8 @@
 """The Beam graph: spreads the tasks over workers, which build whole shards.
 
-    Create(ShardTask) | Reshuffle | ParDo(BuildShard) -> ShardReport
-        | CombinePerKey(StatisticsFn) | store
+    Create(ShardTask) | Reshuffle | ParDo(BuildShard)
 
-No image crosses a shuffle or a coder. Plans and results go through the exchange. Each stage has the
+Only tasks cross a shuffle. Plans and results go through the exchange. Each stage has the
 counters `examples` (those that left it), `rejected` and `skipped`, and a distribution
 `microseconds`, with one value for each shard. `write` counts as a stage.
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
@@ -28,12 +27,10 @@ from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.worker.statesampler import StateSampler
-from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
+from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
-from beam_jobs.statistics.summary import Measurements, PlanSummary, Summary, merge_measurements
+from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, submit
 from pipeline_ops.errors import MachineError, TrainyardError
 
@@ -41,20 +38,7 @@ _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
 # At the end of a bundle, Beam joins a thread that sleeps for this time, 200 ms by default.
 StateSampler.__init__.__defaults__ = (10,)  # milliseconds
 
-
-class MeasurementsCoder(coders.Coder):  # type: ignore[misc]
-    """Measurements travel as JSON."""
-
-    def encode(self, value: Measurements) -> bytes:
-        return value.model_dump_json().encode()
-
-    def decode(self, encoded: bytes) -> Measurements:
-        return Measurements.model_validate_json(encoded)
-
-
-coders.registry.register_coder(Measurements, MeasurementsCoder)
-for _element in (ShardTask, ShardReport):
-    coders.registry.register_coder(_element, coders.RowCoder)
+coders.registry.register_coder(ShardTask, coders.RowCoder)
 
 
 class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
@@ -66,17 +50,16 @@ class BuildShard(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
     def setup(self) -> None:
         self._worker = PlanWorker(self._spec, self._exchange)
 
-    def process(self, task: ShardTask) -> Iterator[ShardReport]:
-        yield from self._report(self._worker.work(task))
+    def process(self, task: ShardTask) -> None:
+        self._count(self._worker.work(task))
 
-    def _report(self, counts: PlanCounts | None) -> Iterator[ShardReport]:
-        """Yields the report of a shard that was built, and counts for the metrics of each stage."""
+    def _count(self, counts: PlanCounts | None) -> None:
+        """Updates the metrics of each stage for a shard that was built."""
         if counts:
             for (stage, name), count in counts.counters.items():
                 Metrics.counter(stage, name).inc(count)
             for stage, spent in counts.microseconds.items():
                 Metrics.distribution(stage, "microseconds").update(spent)
-            yield counts.report
 
 
 class BuildShardInProcesses(BuildShard):
@@ -85,15 +68,14 @@ class BuildShardInProcesses(BuildShard):
     def setup(self) -> None:
         self._futures: dict[ShardTask, Future[PlanCounts | None]] = {}
 
-    def process(self, task: ShardTask) -> Iterator[ShardReport]:
+    def process(self, task: ShardTask) -> None:
         self._futures[task] = submit(task)
-        return iter(())  # `finish_bundle` yields the reports
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:
+    def finish_bundle(self) -> None:
         futures, self._futures = self._futures, {}
         for task, future in futures.items():
             try:
-                counts = future.result()
+                self._count(future.result())
             except BrokenProcessPool:
                 error = MachineError(
                     "a worker process died. The usual cause is lack of memory. "
@@ -101,52 +83,16 @@ class BuildShardInProcesses(BuildShard):
                 )
                 self._exchange.write_error(task.name, error)
                 return
-            for report in self._report(counts):
-                yield GlobalWindows.windowed_value(report)
 
 
-class StatisticsFn(beam.CombineFn):  # type: ignore[misc]
-    """Adds up measurements. They are whole numbers, so the sums do not depend on the order."""
-
-    def create_accumulator(self) -> Measurements:
-        return Measurements()
-
-    def add_input(self, accumulator: Measurements, measurements: Measurements) -> Measurements:
-        return merge_measurements([accumulator, measurements])
-
-    def merge_accumulators(self, accumulators: Iterable[Measurements]) -> Measurements:
-        return merge_measurements(accumulators)
-
-    def extract_output(self, accumulator: Measurements) -> Measurements:
-        return accumulator
-
-    def get_accumulator_coder(self) -> MeasurementsCoder:
-        return MeasurementsCoder()
-
-
-def _read_measurements(report: ShardReport) -> Iterator[tuple[str, Measurements]]:
-    if report.measurements:
-        yield report.split, Measurements.model_validate_json(report.measurements)
-
-
-def build_graph(
-    pipeline: beam.Pipeline, tasks: Sequence[ShardTask], do_fn: BuildShard, exchange: Exchange
-) -> beam.PCollection[ShardReport]:
-    """The whole job: tasks in, reports of finished shards out, statistics in the exchange."""
-    reports = (
+def build_graph(pipeline: beam.Pipeline, tasks: Sequence[ShardTask], do_fn: BuildShard) -> None:
+    """Adds the whole job. The results of the shards are in the exchange afterwards."""
+    _ = (
         pipeline
         | "Shard tasks" >> beam.Create(tasks, reshuffle=False)
         | "Spread over workers" >> beam.Reshuffle()
-        | "Build shards" >> beam.ParDo(do_fn).with_output_types(ShardReport)
+        | "Build shards" >> beam.ParDo(do_fn)
     )
-    _ = (
-        reports
-        | "Read measurements"
-        >> beam.FlatMap(_read_measurements).with_output_types(tuple[str, Measurements])
-        | "Add up the statistics of each split" >> beam.CombinePerKey(StatisticsFn())
-        | "Store statistics" >> beam.MapTuple(exchange.write_statistics)
-    )
-    return reports
 
 
 def build_shards(
@@ -171,7 +117,7 @@ def build_shards(
     def run() -> None:
         logging.getLogger("apache_beam").setLevel(logging.WARNING)
         with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
-            build_graph(pipeline, tasks, do_fn, exchange)
+            build_graph(pipeline, tasks, do_fn)
 
     with _run_in_background(run, exchange.stop) as outcome:
         while not wait([outcome], exchange.seconds).done:

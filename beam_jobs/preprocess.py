@@ -97,8 +97,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         RawTestQuota.divide(config.raw_test_files, delta.shards),
         config_file,
     )
-    exchange = Exchange(work_folder(job.folder) / "preprocess")
-    built = _run_beam(job, config, delta.shards, spec, exchange)
+    built = _run_beam(job, config, delta.shards, spec, "preprocess")
     draft.stored = [file for summary in built for file in summary.files]
     draft.remove_others()
     summaries = [*unchanged, *built]
@@ -110,9 +109,7 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     stages = describe_stages(config)
     figures = figures.model_copy(update=delta.figures | {"stages": stages})
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
-    parts = [(summary.split, summary.measurements) for summary in unchanged]
-    parts += exchange.read_statistics() if built else []
-    statistics = collect_statistics(parts, figures, copies)
+    statistics = collect_statistics(summaries, figures, copies)
     numbers = measure_fullest(statistics, decision.by_split)
     figures = figures.model_copy(update=numbers)
     warnings = describe_dataset(statistics, figures)
@@ -158,8 +155,7 @@ def _hash_images(
     if config.duplicates != "remove_near":
         return {}
     plans = duplicates.plan_blocks(source.found.records, known)
-    exchange = Exchange(work_folder(job.folder) / "compare")
-    blocks = _run_beam(job, config, plans, duplicates.ImageHashSpec(source.folder), exchange)
+    blocks = _run_beam(job, config, plans, duplicates.ImageHashSpec(source.folder), "compare")
     return dict(known) | {
         content: found for block in blocks for content, found in block.perceptual_hashes.items()
     }
@@ -170,11 +166,11 @@ def _run_beam(
     config: Preprocess,
     plans: Sequence[ShardPlan],
     spec: BuildSpec[Summary],
-    exchange: Exchange,
+    phase: str,
 ) -> list[Summary]:
     if not plans:  # only removals, which need no Beam
         return []
-    phase = exchange.folder.name
+    exchange = Exchange(work_folder(job.folder) / phase)
     total = sum(len(plan.records) for plan in plans)
 
     def report(done: int, rejected: int) -> None:

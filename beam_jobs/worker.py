@@ -22,7 +22,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Protocol, TypeVar
 
-from beam_jobs.exchange import Exchange, ShardReport, ShardTask, StoppedByDriver
+from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
@@ -49,9 +49,8 @@ class BuildSpec(Protocol[SummaryT]):
 
 
 class PlanCounts(NamedTuple):
-    """A report, and counts for Beam's metrics. The keys of the counters are a stage and a name."""
+    """Counts for Beam's metrics. The keys of the counters are a stage and a name."""
 
-    report: ShardReport
     counters: dict[tuple[str, str], int]
     microseconds: dict[str, int]
 
@@ -90,20 +89,16 @@ class PlanWorker:
                 raise
             self._exchange.write_error(task.name, error)
             return None
-        return _count(task.name, summary)
+        return _count(summary)
 
 
-def _count(name: str, summary: PlanSummary) -> PlanCounts:
+def _count(summary: PlanSummary) -> PlanCounts:
     counters = Counter({(stage, "examples"): count for stage, count in summary.passed.items()})
     counters.update((rejected.stage, "rejected") for rejected in summary.rejected)
     for reason, count in summary.skipped.items():
         counters[reason.partition(":")[0], "skipped"] += count
     microseconds = {stage: spent // 1000 for stage, spent in summary.nanoseconds.items()}
-    measurements = summary.measurements.model_dump_json() if summary.measurements else ""
-    report = ShardReport(
-        name, summary.num_examples, len(summary.rejected), summary.split, measurements
-    )
-    return PlanCounts(report, dict(counters), microseconds)
+    return PlanCounts(dict(counters), microseconds)
 
 
 def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int:

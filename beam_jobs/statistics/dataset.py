@@ -16,14 +16,14 @@ sqrt(b / 5.5 n), which is 0.05 for 1,500 examples in 20 bins.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
-from beam_jobs.statistics.summary import Measurements, merge_measurements
+from beam_jobs.statistics.summary import Measurements, ShardSummary, merge_measurements
 from pipeline_ops.artifacts import remarks
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, compare_histograms
@@ -118,12 +118,12 @@ class DatasetStatistics(BaseModel, frozen=True):
 
 
 def collect_statistics(
-    parts: Iterable[tuple[str, Measurements]], figures: DatasetFigures, duplicates: Duplicates
+    summaries: Sequence[ShardSummary], figures: DatasetFigures, duplicates: Duplicates
 ) -> DatasetStatistics:
-    """Adds up measurements, which are given with their splits."""
-    parts, splits = list(parts), {}
+    """Adds up the measurements of all shards. They are whole numbers, so in any order."""
+    splits = {}
     for split in SPLITS:
-        found = merge_measurements(measurements for name, measurements in parts if name == split)
+        found = merge_measurements(each.measurements for each in summaries if each.split == split)
         splits[split] = SplitStatistics(
             num_examples=figures.num_examples[split], labels=figures.labels[split], **dict(found)
         )

@@ -278,8 +278,6 @@ class PlanSummary(BaseModel, frozen=True):
     """The number of examples that left each stage, or `write`. Some may be rejected later."""
     nanoseconds: dict[str, int] = {}
     """The time by stage. It has `read`, `measure` and `write` besides the stages."""
-    split: str = ""
-    measurements: Measurements | None = None
 
     @property
     def files(self) -> list[ManifestFile]:

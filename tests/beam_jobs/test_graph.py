@@ -14,17 +14,13 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.utils.counters import CounterFactory
 
-from beam_jobs.exchange import Exchange, Results, ShardReport, ShardTask
+from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
 from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
-from beam_jobs.statistics.summary import (
-    RejectedRecord,
-    ShardSummary,
-    compute_figures,
-    merge_measurements,
-)
+from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
+from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, compute_figures
 from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
@@ -57,13 +53,10 @@ def job(tmp_path, encode):
     return spec, exchange, plans, exchange.write_plans(plans)
 
 
-def run(do_fn, tasks, exchange) -> tuple[Counter, dict, Counter]:
-    """The counters and distributions of the runner's result, and the reports as they come out."""
+def run(do_fn, tasks) -> tuple[Counter, dict]:
+    """The counters and distributions of the runner's result."""
     pipeline = beam.Pipeline(FnApiRunner())
-    reports = build_graph(pipeline, tasks, do_fn, exchange)
-    assert reports.element_type is ShardReport
-    totals = reports | beam.Map(lambda report: report[1:3]) | beam.CombineGlobally(_add)
-    totals | beam.Map(_count)  # noqa: B018  (the pipeline keeps it)
+    build_graph(pipeline, tasks, do_fn)
     result = pipeline.run()
     result.wait_until_finish()
     found = result.metrics().query(MetricsFilter())
@@ -78,17 +71,13 @@ def run(do_fn, tasks, exchange) -> tuple[Counter, dict, Counter]:
         for one in found["distributions"]
         if one.key.metric.name == "microseconds"
     }
-    out = Counter({name: counters.pop(("reports", name)) for name in ("examples", "rejected")})
-    return counters, times, out
+    return counters, times
 
 
-def _add(values):
-    return tuple(map(sum, zip((0, 0), *values, strict=True)))
-
-
-def _count(totals):
-    for name, count in zip(("examples", "rejected"), totals, strict=True):
-        beam.metrics.Metrics.counter("reports", name).inc(count)
+def read_summaries(exchange, plans) -> list[ShardSummary]:
+    results = Results(exchange, plans, ShardSummary)
+    results.read_progress()
+    return results.collect()
 
 
 def test_a_process_that_died_before_its_first_task_is_noticed(job):
@@ -97,7 +86,7 @@ def test_a_process_that_died_before_its_first_task_is_noticed(job):
         for process in multiprocessing.active_children():
             process.kill()
             process.join()
-        run(BuildShardInProcesses(spec, exchange), tasks, exchange)
+        run(BuildShardInProcesses(spec, exchange), tasks)
     with pytest.raises(MachineError, match="a worker process died. The usual cause"):
         exchange.raise_error()
 
@@ -107,10 +96,8 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
     spec, exchange, plans, tasks = job
     do_fn = (BuildShard if num_processes == 1 else BuildShardInProcesses)(spec, exchange)
     with open_pool(spec, exchange, num_processes):
-        counters, times, out = run(do_fn, tasks, exchange)
-    results = Results(exchange, plans, ShardSummary)
-    results.read_progress()
-    summaries = results.collect()
+        counters, times = run(do_fn, tasks)
+    summaries = read_summaries(exchange, plans)
     rejected = [record for summary in summaries for record in summary.rejected]
     figures = compute_figures(summaries, CLASSES, rejected)
     num_examples, num_skipped = (
@@ -126,11 +113,11 @@ def test_the_metrics_of_the_stages_are_the_figures_of_the_data_set(job, num_proc
         ("filter", "skipped"): num_skipped,
     }
     assert num_examples == 2 * (num_decoded - num_skipped) > 0 < num_skipped
-    assert out == {"examples": num_examples, "rejected": 2}
+    assert figures.num_rejected == 2
     assert set(times) == {"read", "decode", "filter", "tile", "measure", "write"}
-    merged = merge_measurements(summary.measurements for summary in summaries)
-    assert exchange.read_statistics() == [("train", merged)]
-    assert merged.features["image_bytes"].count == num_examples
+    splits = collect_statistics(summaries, figures, find_duplicates({})).splits
+    assert splits["train"].features["image_bytes"].count == num_examples
+    assert not splits["test"].features
     for stage, spent in times.items():
         assert spent.count == len(plans)
         assert abs(spent.sum / 1e6 - figures.seconds_by_stage[stage]) < 0.01
@@ -149,38 +136,34 @@ def test_of_very_many_reasons_the_rarest_are_counted_as_one():
 
 def test_a_shard_whose_result_is_there_is_not_built_again(job):
     """A runner gives a task to another worker when it has lost the first one's report."""
-    spec, exchange, _, tasks = job
-    first = run(BuildShard(spec, exchange), tasks, exchange)
-    statistics = exchange.read_statistics()
+    spec, exchange, plans, tasks = job
+    first = run(BuildShard(spec, exchange), tasks)
+    summaries = read_summaries(exchange, plans)
     shutil.rmtree(spec.raw_folder)
-    assert run(BuildShard(spec, exchange), tasks, exchange) == first
-    assert exchange.read_statistics() == statistics
+    assert run(BuildShard(spec, exchange), tasks) == first
+    assert read_summaries(exchange, plans) == summaries
     exchange.raise_error()
 
 
 def test_a_shard_whose_file_is_gone_is_built_again(job):
     spec, exchange, plans, tasks = job
-    run(BuildShard(spec, exchange), tasks, exchange)
+    run(BuildShard(spec, exchange), tasks)
     shards = {plan.name: (spec.target / plan.name).local for plan in plans}
     before = {name: (path.read_bytes(), path.stat().st_mtime_ns) for name, path in shards.items()}
     shards["train-0"].unlink()
     shards["train-1"].write_bytes(b"short")
-    run(BuildShard(spec, exchange), tasks, exchange)
+    run(BuildShard(spec, exchange), tasks)
     after = {name: (path.read_bytes(), path.stat().st_mtime_ns) for name, path in shards.items()}
     assert [content for content, _ in after.values()] == [content for content, _ in before.values()]
     assert [name for name in shards if after[name] == before[name]] == ["train-2"]
 
 
-@pytest.mark.parametrize(
-    "element",
-    [ShardTask("train-0", 1 << 40, 12), ShardReport("train-0", 7, 1 << 33, "train", "{}")],
-)
-def test_an_element_travels_as_a_typed_row(element):
+def test_a_task_travels_as_a_typed_row():
     """A pickle in its place would run code on a worker, and no engine in Java could read it."""
-    coder = coders.registry.get_coder(type(element))
+    task, coder = ShardTask("train-0", 1 << 40, 12), coders.registry.get_coder(ShardTask)
     assert isinstance(coder, coders.RowCoder)
     assert all(field.type.HasField("atomic_type") for field in coder.schema.fields)
-    assert type(element)(*coder.decode(coder.encode(element))) == element
+    assert ShardTask(*coder.decode(coder.encode(task))) == task
 
 
 def test_the_end_of_a_bundle_does_not_wait_for_beams_sampler():

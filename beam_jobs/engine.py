@@ -7,11 +7,13 @@ show Beam's metrics only at the end, so progress comes from the results in the s
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import apache_beam as beam
 
@@ -31,11 +33,13 @@ from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanWorker
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
+from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.job_code import digest_code, validate_environment
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.user_code.sources import digest_source_code
 from pipeline_ops.user_code.stages import digest_stage_code
 
 _STORE_SECONDS = 5
@@ -80,7 +84,10 @@ def _find_fault(request: Request) -> ConfigError | None:
     config = Preprocess.model_validate(request.config)
     try:
         stages = [stage.name for stage in config.stages]
-        validate_environment(request, digest_stage_code(stages))
+        own_code = digest_stage_code(stages)
+        if isinstance(config.source, BeamSource):  # other sources run in the driver
+            own_code |= digest_source_code(config.source, Path(request.config_file).parent)
+        validate_environment(request, own_code)
         for name in stages:
             find_stage(name)
     except ConfigError as error:
@@ -151,32 +158,69 @@ def build_shards_on_engine(
     exchange: Exchange,
     report: Callable[[int, int], None],
 ) -> list[Summary]:
-    """Builds all shards on an engine, or follows the job there that does. See `build_shards`.
-
-    The engine's job ends if this one is cancelled or late. If the engine does not answer, its job
-    is left to the next try.
-    """
-    logging.getLogger("apache_beam").setLevel(logging.WARNING)
-    digest = hashlib.sha256(f"{exchange.folder}\0{digest_plans(plans)}".encode()).hexdigest()
-    name = f"trainyard-{job.request.pipeline.replace('_', '-')}-{digest[:16]}"
-    results, engine_job = Results(exchange, plans, spec.summary), EngineJob(runner, name)
+    """Builds all shards on an engine, or follows the job there that does. See `build_shards`."""
+    results = Results(exchange, plans, spec.summary)
 
     def build(pipeline: beam.Pipeline) -> None:
         do_fn = BuildShardOnEngine(spec, exchange, _add_versions(job.request))
         build_graph(pipeline, exchange.write_plans(plans), do_fn)
 
+    def look() -> int:
+        done, rejected = results.read_progress()
+        report(done, rejected)
+        return done
+
+    report(0, 0)
+    _follow(job, runner, exchange, digest_plans(plans), build, look)
+    report(*results.read_progress())
+    return results.collect()
+
+
+def make_run_on_engine(
+    job: Job, runner: BeamRunner, exchange: Exchange, report: Callable[[int], None]
+) -> Callable[[Callable[[beam.Pipeline], object]], None]:
+    """Runs the pipelines of a transform on an engine. See `transform.make_run_here`."""
+
+    def look() -> int:
+        report(done := exchange.count_done())
+        return done
+
+    return lambda build: _follow(job, runner, exchange, "", build, look)
+
+
+def make_fault_finder(request: Request) -> Callable[[], ConfigError | None]:
+    """Tells a worker whether it has the code and the packages of a request."""
+    return functools.partial(_find_fault, _add_versions(request))
+
+
+def _follow(
+    job: Job,
+    runner: BeamRunner,
+    exchange: Exchange,
+    digest: str,
+    build: Callable[[beam.Pipeline], object],
+    look: Callable[[], int],
+) -> None:
+    """Starts a job on the engine, or finds that of an earlier try, and returns when it is over.
+
+    `digest` tells it from others in the exchange. `look` reports how much is done. The engine's job
+    ends if this one is cancelled or late. If the engine does not answer, its job is left to the
+    next try. Raises the error that a worker left.
+    """
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    digest = hashlib.sha256(f"{exchange.folder}\0{digest}".encode()).hexdigest()
+    name = f"trainyard-{job.request.pipeline.replace('_', '-')}-{digest[:16]}"
+    engine_job = EngineJob(runner, name)
+
     def tell(level: int, message: str) -> None:
         job.progress.report(exchange.folder.name, message=message)
         _log.log(level, "%s", message)
 
-    report(0, 0)
     try:
         engine_job.start(build)
         page, silent_at = "", time.monotonic() + _SILENT_SECONDS
         while not engine_job.is_over():
-            done, rejected = results.read_progress()
-            report(done, rejected)
-            if not done and time.monotonic() > silent_at:
+            if not look() and time.monotonic() > silent_at:
                 causes = _list_causes(runner, job.request.root)
                 tell(logging.WARNING, f"no image is done after {_SILENT_SECONDS} s. {causes}")
                 silent_at = math.inf
@@ -203,5 +247,3 @@ def build_shards_on_engine(
                 raise type(error)(f"{error}. {fault}") from fault
         raise
     exchange.raise_error()
-    report(*results.read_progress())
-    return results.collect()

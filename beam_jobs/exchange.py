@@ -85,14 +85,18 @@ class Exchange:
                 file.write(line)
                 tasks.append(ShardTask(plan.name, position, len(line)))
                 position += len(line)
-        for kind in (_PROGRESS, _ERRORS):
-            (self.folder / kind).remove_tree()
-        (self.folder / _STOP).remove()
+        self.clear()
         digest, known = digest_plans(plans).encode(), self.folder / _DIGEST
         if not known.exists() or known.read() != digest:
             (self.folder / _RESULTS).remove_tree()
             known.write(digest)
         return tasks
+
+    def clear(self) -> None:
+        """Removes the messages of an earlier try, except for plans and results."""
+        for kind in (_PROGRESS, _ERRORS):
+            (self.folder / kind).remove_tree()
+        (self.folder / _STOP).remove()
 
     def read_plan(self, task: ShardTask) -> ShardPlan:
         """Reads a plan. Raises MachineError if it is missing or damaged."""
@@ -145,6 +149,11 @@ class Exchange:
 
     def write_progress(self, name: str, progress: PlanProgress) -> None:
         self._write(_PROGRESS, name, progress)
+
+    def count_done(self) -> int:
+        """The records of all plans that are worked on, by their last reports."""
+        files = (self.folder / _PROGRESS).list_folder()
+        return sum(self.read(PlanProgress, f"{_PROGRESS}/{file.name}").done for file in files)
 
     def read(self, model: type[_Message], name: str) -> _Message:
         """Reads a message by its name in the folder. Raises MachineError if it is damaged."""

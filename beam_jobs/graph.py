@@ -104,33 +104,47 @@ def build_shards(
 ) -> list[Summary]:
     """Builds all shards on this host. Returns their summaries in the order of the plans.
 
-    Several processes are those of `open_pool`. Beam runs in a thread of its own. The calling thread
-    stays free for cancellation and for `report`, which gets the number of finished and of rejected
+    Several processes are those of `open_pool`. `report` gets the number of finished and of rejected
     records. The runner changes no byte of the result. Raises the error of a worker or of Beam.
     """
-    options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
     tasks = exchange.write_plans(plans)
     report(0, 0)
     results = Results(exchange, plans, spec.summary)
     do_fn = (BuildShardInProcesses if num_processes > 1 else BuildShard)(spec, exchange)
 
-    def run() -> None:
-        logging.getLogger("apache_beam").setLevel(logging.WARNING)
-        with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
-            build_graph(pipeline, tasks, do_fn)
+    def build(pipeline: beam.Pipeline) -> None:
+        build_graph(pipeline, tasks, do_fn)
 
-    with _run_in_background(run, exchange.stop) as outcome:
-        while not wait([outcome], exchange.seconds).done:
-            report(*results.read_progress())
-    exchange.raise_error()
-    if error := outcome.exception():
+    if error := run_embedded(build, exchange, lambda: report(*results.read_progress())):
         message = (str(error).strip().splitlines() or ["no reason given"])[-1]
         if not isinstance(error, OSError):
             raise TrainyardError(f"Beam failed: {message}. See the log.") from error
         cure = "Free disk space or repair the disk, then retry."
         raise MachineError(f"Beam failed: {message}. {cure}") from error
-    report(*results.read_progress())
     return results.collect()
+
+
+def run_embedded(
+    build: Callable[[beam.Pipeline], object], exchange: Exchange, report: Callable[[], None]
+) -> BaseException | None:
+    """Runs the pipeline that `build` fills on this host. Returns the error of Beam, if any.
+
+    Beam runs in a thread of its own. The calling thread stays free for cancellation and for
+    `report`, which it calls until the end. Raises the error that a worker left in the exchange.
+    """
+    options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
+
+    def run() -> None:
+        logging.getLogger("apache_beam").setLevel(logging.WARNING)
+        with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
+            build(pipeline)
+
+    with _run_in_background(run, exchange.stop) as outcome:
+        while not wait([outcome], exchange.seconds).done:
+            report()
+    exchange.raise_error()
+    report()
+    return outcome.exception()
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ previous data set, the job takes over the shards of everything that did not chan
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from beam_jobs.exchange import Exchange
@@ -22,6 +21,7 @@ from beam_jobs.planning import duplicates, generations
 from beam_jobs.planning.plan import ShardPlan, check_labels
 from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
+from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics.dataset import (
     collect_statistics,
@@ -41,6 +41,7 @@ from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.jobs.workspace import ArtifactDraft
@@ -48,6 +49,7 @@ from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.user_code.modules import hide_modules
 
 _UNUSED_MODULES = (
     "apache_beam.io.aws.s3filesystem",
@@ -71,7 +73,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     config = Preprocess.model_validate(job.request.config)
     config_file = Path(job.request.config_file)
     check_stages(config, config_file)
-    source = read_source_data(config, _list_raw_files(job, config), config_file)
+    listing = _list_raw_files(job, config)
+    source = read_source_data(config, listing, config_file, partial(_read_transformed, job, config))
     previous = generations.read_previous_dataset(job.request)
     reference = describe.read_reference(job.request.inputs)
     hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
@@ -144,6 +147,26 @@ def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     return listing
 
 
+def _read_transformed(
+    job: Job, config: Preprocess, source: BeamSource, listing: Listing, config_file: Path
+) -> tuple[Listing, SourceRecords]:
+    exchange = Exchange(work_folder(job.folder) / "transform")
+
+    def report(number: int) -> None:
+        job.progress.report("transform", number, None, "entries")
+
+    with hide_modules(()):  # the transform may need any of them
+        from beam_jobs.transform import make_run_here, read_transformed
+    if config.runner.name == "embedded":
+        run = make_run_here(exchange, report)
+        return read_transformed(source, listing, config_file, exchange, run)
+    from beam_jobs.engine import make_fault_finder, make_run_on_engine
+
+    run = make_run_on_engine(job, config.runner, exchange, report)
+    find_fault = make_fault_finder(job.request)
+    return read_transformed(source, listing, config_file, exchange, run, find_fault)
+
+
 def _find_layout(job: Job) -> Layout:
     return Layout(open_root(job.request.root), job.request.pipeline)
 
@@ -180,26 +203,12 @@ def _run_beam(
     with open_pool(spec, exchange, num_processes):
         # Importing Beam takes longer than everything above, which finds most mistakes.
         if config.runner.name == "embedded":
-            with _hide_modules(_UNUSED_MODULES):
+            with hide_modules(_UNUSED_MODULES):
                 from beam_jobs.graph import build_shards
             return build_shards(plans, spec, exchange, num_processes, report)
-        with _hide_modules(()):  # Dataflow uses them, and an option of others may
+        with hide_modules(()):  # Dataflow uses them, and an option of others may
             from beam_jobs.engine import build_shards_on_engine
         return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
-
-
-@contextlib.contextmanager
-def _hide_modules(names: Iterable[str]) -> Iterator[None]:
-    """Has modules not found by an import of Beam, which warns of others that are not installed."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-        for name in hidden:
-            del sys.modules[name]
 
 
 def _fill_manifest(

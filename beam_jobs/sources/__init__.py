@@ -33,7 +33,13 @@ from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.sources import AnySource, BoxOptions, ImageFolderSource, UserSource
+from pipeline_ops.config.sources import (
+    AnySource,
+    BeamSource,
+    BoxOptions,
+    ImageFolderSource,
+    UserSource,
+)
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.remote import RemoteFolder
@@ -121,10 +127,21 @@ class SourceData:
         return self.listing.folder
 
 
-def read_source_data(config: Preprocess, listing: Listing, config_file: Path) -> SourceData:
-    """Reads the source, and checks that the stages can work on it. Reads no image."""
+ReadTransformed = Callable[[BeamSource, Listing, Path], tuple[Listing, SourceRecords]]
+
+
+def read_source_data(
+    config: Preprocess, listing: Listing, config_file: Path, read_transformed: ReadTransformed
+) -> SourceData:
+    """Reads the source, and checks that the stages can work on it. Reads no image.
+
+    `read_transformed` runs the transform of a source of the type `beam`.
+    """
     validate_listing(config, listing, config_file)
-    found = read_all_records(config.source, listing, config_file)
+    if isinstance(config.source, BeamSource):
+        listing, found = read_transformed(config.source, listing, config_file)
+    else:
+        found = read_all_records(config.source, listing, config_file)
     if not found.records and found.rejected:
         raise DataError(
             f"{listing.folder}: {found.describe_rejects()}. "
@@ -162,8 +179,11 @@ def read_all_records(
     return read_records(source, listing)
 
 
-def read_records(source: AnySource, listing: Listing) -> SourceRecords:
-    """Reads a source of the catalogue."""
-    class_names, boxes = getattr(source, "class_names", None), getattr(source, "boxes", None)
-    files = SourceFiles(listing, source.type, class_names, boxes=boxes or BoxOptions())
+def read_records(
+    source: AnySource, listing: Listing, boxes: BoxOptions | None = None
+) -> SourceRecords:
+    """Reads a source of the catalogue, with its own reading of boxes unless another is given."""
+    class_names = getattr(source, "class_names", None)
+    boxes = boxes or getattr(source, "boxes", None) or BoxOptions()
+    files = SourceFiles(listing, source.type, class_names, boxes=boxes)
     return files.collect(CATALOGUE[source.type].read_entries(files, source))

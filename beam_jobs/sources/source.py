@@ -81,6 +81,7 @@ class SourceEntry:
       drawn_on: `upright` or `stored`, for images that EXIF turns, if it is known which of the two
         the boxes are for. `preprocess.source.boxes.drawn_on` takes precedence.
       folder: the folder below that of the raw data at which `path` starts.
+      encoded: the image file itself, which only a transform of Beam can give. `path` is its name.
     """
 
     path: str | Raw
@@ -91,6 +92,7 @@ class SourceEntry:
     frame: tuple[Any, Any] | None = None
     folder: str = "."
     drawn_on: Literal["upright", "stored"] | None = None
+    encoded: bytes | None = None
 
 
 class SourceRecords(NamedTuple):
@@ -383,6 +385,8 @@ class SourceFiles:
         label = "" if entry.label is None else parse_text(_to_plain(entry.label))
         boxes = None if entry.boxes is None else tuple(map(_parse_box, entry.boxes))
         place.labels = [label] if boxes is None else [box.label for box in boxes]
+        if entry.encoded is not None:
+            raise Reject("malformed", "only a transform of Beam can give the bytes of an image")
         if entry.label is None and boxes is None:
             raise Reject("no_label", "the entry has neither a label nor boxes")
         if entry.label is not None and boxes is not None:

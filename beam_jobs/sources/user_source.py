@@ -1,5 +1,7 @@
 """Loads and runs a user source, which is a source next to the config or from another package.
 
+It also loads a transform of the user's own, which `beam_jobs/transform.py` runs.
+
 `source.py` is the interface for its author. The command line and the job call this module. The DAG
 file does not.
 """
@@ -12,18 +14,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, SourceRecords
+from beam_jobs.sources.source import (
+    SourceEntry,
+    SourceFailed,
+    SourceFiles,
+    SourceRecords,
+    parameters,
+)
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import locate_in_file, suggest_name
-from pipeline_ops.config.sources import BoxOptions, Source, UserSource
+from pipeline_ops.config.sources import BoxOptions, OwnCodeSource, Source, UserSource
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.user_code.modules import import_module, locate_error
+from pipeline_ops.user_code.modules import hide_modules, import_module, locate_error
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
-_KEY = "preprocess.source.type"
+
+
+@parameters
+class _NoParameters:
+    pass
 
 
 class BoundSource(NamedTuple):
@@ -35,8 +47,8 @@ class BoundSource(NamedTuple):
 
 
 def check_source(source: Source, config_file: Path) -> None:
-    """Checks that a user source can be imported, and takes its parameters."""
-    if isinstance(source, UserSource):
+    """Checks that code of the user's own can be imported, and takes its parameters."""
+    if isinstance(source, OwnCodeSource):
         with bind_source(source, config_file):
             pass
 
@@ -47,21 +59,24 @@ def read_user_records(source: UserSource, listing: Listing, config_file: Path) -
 
 
 @contextlib.contextmanager
-def bind_source(source: UserSource, config_file: Path) -> Iterator[BoundSource]:
-    """Yields the source, for use within the block. Modules next to the config are known there."""
+def bind_source(source: OwnCodeSource, config_file: Path) -> Iterator[BoundSource]:
+    """Yields the source, for use within the block. Modules next to the config are known there.
+
+    The `function` of a transform is its class.
+    """
     folder = Path(config_file).resolve().parent
     with find_modules_in(folder):
         try:
             digest_source_code(source, folder)  # finds the module, and each error of syntax in it
-            function = _load_function(find_source_path(source), folder)
-            parameters = _find_parameters(function, source.type)
+            function = _load_function(source)
+            taken = _find_parameters(function, source)
         except ConfigError as error:
-            place = locate_in_file(config_file, (*_LOCATION, "type"))
+            place = locate_in_file(config_file, (*_LOCATION, source.code_key))
             raise ConfigError(f"{place}: {error}") from error
-        problems = find_parameter_problems(parameters, source.parameters, _LOCATION)
+        problems = find_parameter_problems(taken, source.parameters, _LOCATION)
         raise_problems(list(problems), config_file)
-        values = parameters(**source.parameters)
-        yield BoundSource(source.type, source.class_names, function, values, source.boxes)
+        values = taken(**source.parameters)
+        yield BoundSource(source.code_name, source.class_names, function, values, source.boxes)
 
 
 def collect_entries(
@@ -114,35 +129,41 @@ def _make_bug(bound: BoundSource, fault: str) -> SourceFailed:
     return SourceFailed(f"source {bound.name} in {file} {fault}. It must yield a SourceEntry.")
 
 
-def _load_function(path: str, folder: Path) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
+def _load_function(source: OwnCodeSource) -> Callable[..., Any]:
+    module_name, _, attribute = find_source_path(source).partition(":")
+    key, is_source = f"preprocess.source.{source.code_key}", isinstance(source, UserSource)
+    kind, fits = ("function", inspect.isfunction) if is_source else ("class", callable)
+    remedy = "Correct it, or install what it needs, for both Airflow and the job."
     try:
-        module = import_module(
-            module_name, "Correct it, or install what it needs, for both Airflow and the job."
-        )
+        with hide_modules(()):  # Beam warns of clients that are not installed
+            module = import_module(module_name, remedy)
     except ConfigError as error:
-        raise ConfigError(f"{_KEY}: {error}") from error
-    found = getattr(module, attribute, None)
-    if not inspect.isfunction(found):
-        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(f"{key}: {error}") from error
+    found: Any = getattr(module, attribute, None)
+    if not fits(found):
+        known = [name for name, value in vars(module).items() if fits(value)]
         raise ConfigError(
-            f"{_KEY}: {module.__file__} has no function {attribute!r}"
-            + (f"; {suggest_name(attribute, known)}" if known else "; it defines no function")
+            f"{key}: {module.__file__} has no {kind} {attribute!r}"
+            + (f"; {suggest_name(attribute, known)}" if known else f"; it defines no {kind}")
         )
     return found
 
 
-def _find_parameters(function: Callable[..., Any], name: str) -> Any:
-    parameters = find_parameters_class(function)
-    if parameters is None:
+def _find_parameters(function: Callable[..., Any], source: OwnCodeSource) -> Any:
+    taken, is_source = find_parameters_class(function), isinstance(source, UserSource)
+    if taken is None and not is_source and len(inspect.signature(function).parameters) == 1:
+        return _NoParameters
+    if taken is None:
+        first = "files: SourceFiles" if is_source else "folder: str"
         raise ConfigError(
-            f"{_KEY}: {name} must take files and its parameters, "
-            "`def source(files: SourceFiles, parameters: MyParameters)`, where MyParameters is a "
-            "class with the decorator @parameters of beam_jobs.sources.source"
+            f"preprocess.source.{source.code_key}: {source.code_name} must take "
+            f"`({first}, parameters: MyParameters)`, where MyParameters is a class with the "
+            "decorator @parameters of beam_jobs.sources.source"
         )
-    reserved = sorted(parameters.__pydantic_fields__.keys() & UserSource.model_fields.keys())
+    reserved = sorted(taken.__pydantic_fields__.keys() & type(source).model_fields.keys())
     if reserved:
         raise ConfigError(
-            f"{_KEY}: {name} has a parameter {reserved[0]}, which every source has. Rename it."
+            f"preprocess.source.{source.code_key}: {source.code_name} has a parameter "
+            f"{reserved[0]}, which every source has. Rename it."
         )
-    return parameters
+    return taken

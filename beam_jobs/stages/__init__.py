@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import time
 import types
 import typing
@@ -117,9 +118,9 @@ def find_parameters_class(function: Any) -> Any:
         annotation = list(inspect.signature(function).parameters.values())[1].annotation
         # The other annotations may have names that only a type checker knows.
         alone = types.SimpleNamespace(__annotations__={"it": annotation})
-        names = getattr(inspect.unwrap(function), "__globals__", {})
+        names = vars(sys.modules[inspect.unwrap(function).__module__])
         parameters = typing.get_type_hints(alone, names)["it"]
-    except (AttributeError, IndexError, NameError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
         parameters = None
     return parameters if hasattr(parameters, "__pydantic_config__") else None
 

@@ -15,7 +15,7 @@ from pipeline_ops.config.model_data_rules import validate_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.reading import locate_in_file, parse_value
-from pipeline_ops.config.sources import UserSource
+from pipeline_ops.config.sources import OwnCodeSource
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.source_download import download_source
 from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_folder
@@ -125,7 +125,7 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
 
     config = load_config(file, overrides)
     check_stages(config.preprocess, file)
-    if isinstance(config.preprocess.source, UserSource):
+    if isinstance(config.preprocess.source, OwnCodeSource):
         from beam_jobs.sources.user_source import check_source
 
         check_source(config.preprocess.source, file)
@@ -174,4 +174,10 @@ def read_source(config: PipelineConfig) -> SourceData:
     download_source(config)
     preprocess, listings = config.preprocess, Layout(config.root, config.pipeline).listings
     listing = list_folder(find_raw_folder(config), listings, preprocess.source.file_patterns)
-    return read_source_data(preprocess, listing, config.file)
+
+    def read_transformed(*arguments: Any) -> Any:
+        from beam_jobs.transform import read_transformed_here  # it takes seconds
+
+        return read_transformed_here(*arguments)
+
+    return read_source_data(preprocess, listing, config.file, read_transformed)

@@ -169,7 +169,8 @@ def apply_conf(
     source = config.preprocess.source
     source = source.model_copy(update={"path": overrides.get(_SOURCE_PATH, source.path)})
     if interval is not None and source.has_interval:
-        overrides[_SOURCE_PATH] = source.format_path(*interval)
+        found = source.format_interval(*interval)
+        overrides |= {f"preprocess.source.{key}": value for key, value in found.items()}
     return config.with_overrides(overrides) if overrides else config
 
 

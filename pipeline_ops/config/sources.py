@@ -24,9 +24,9 @@ import string
 import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import Field, Tag, TypeAdapter, ValidationError, field_validator, model_validator
 
 from pipeline_ops.config.fields import Section, advanced_field, operational_field
 from pipeline_ops.errors import ConfigError
@@ -102,9 +102,9 @@ class Source(Section):
         """Globs of the files below `path` that are read, as fnmatch takes them. None is all."""
         return None
 
-    def format_path(self, start: datetime, end: datetime) -> str:
-        """Returns the path for one data interval."""
-        return self.path.format(start=start, end=end)
+    def format_interval(self, start: datetime, end: datetime) -> dict[str, Any]:
+        """Returns the values of keys for one data interval."""
+        return {"path": self.path.format(start=start, end=end)}
 
     @field_validator("path")
     @classmethod
@@ -584,7 +584,7 @@ AnySource = (
 
 ENTRY_POINT_GROUP = "trainyard.sources"
 """The group of entry points in which sources are published."""
-CATALOGUE_TAG, _USER_TAG = "catalogue", "user"
+CATALOGUE_TAG, _USER_TAG, BEAM_TAG = "catalogue", "user", "beam"
 CATALOGUE_TYPES = frozenset(
     name
     for member in get_args(AnySource)
@@ -592,14 +592,19 @@ CATALOGUE_TYPES = frozenset(
 )
 
 
-class UserSource(AnnotatedSource):
-    """A function of the user's own that finds images and their annotations."""
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:"
+_CATALOGUE_SOURCE: TypeAdapter[AnySource] = TypeAdapter(
+    Annotated[AnySource, Field(discriminator="type")]
+)
 
-    type: str = Field(pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*:)?[A-Za-z_]\w*$")
-    """For a source of your own: `module:function`, with the module next to the YAML or in an
-    installed package, or the name of an entry point in the group `trainyard.sources`."""
+
+class OwnCodeSource(AnnotatedSource):
+    """Code of the user's own that finds images and their annotations. `code_key` names it."""
+
+    code_key: ClassVar[str]
     parameters: dict[str, Any] = {}
-    """Parameters of a source of your own. They may also stand next to `type`."""
+    """Parameters of a source or a transform of your own. They may also stand next to `type`. In
+    those of a transform, `{end:%Y-%m-%d}` is replaced as in `path`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -610,10 +615,89 @@ class UserSource(AnnotatedSource):
         own = {name: value[name] for name in value if name not in cls.model_fields}
         return {name: value[name] for name in value if name not in own} | {"parameters": own}
 
+    @property
+    def code_name(self) -> str:
+        """`module:name` of the code, or the name of an entry point."""
+        return str(getattr(self, self.code_key))
+
+
+class BeamSource(OwnCodeSource):
+    """A transform of Apache Beam of the user's own that yields the entries."""
+
+    code_key = "transform"
+    type: Literal["beam"]
+    transform: str = Field(pattern=rf"^{_MODULE}[A-Za-z_]\w*$")
+    """For `beam`, `module:Class` of the transform, with the module next to the YAML or in an
+    installed package."""
+    input: dict[str, Any] | None = advanced_field(None)
+    """For `beam`, another source whose entries the transform gets, by its keys besides `path`. With
+    null, the transform reads the data itself."""
+
+    @property
+    def has_interval(self) -> bool:
+        texts = filter(_is_text, self.parameters.values())
+        return super().has_interval or any(map(_INTERVAL_FIELD.search, texts))
+
+    @property
+    def required_files(self) -> dict[str, str]:
+        return self.input_source.required_files if self.input_source else {}
+
+    @property
+    def file_patterns(self) -> tuple[str, ...] | None:
+        return self.input_source.file_patterns if self.input_source else None
+
+    @property
+    def input_source(self) -> AnySource | None:
+        """The source whose entries the transform gets."""
+        if self.input is None:
+            return None
+        return _CATALOGUE_SOURCE.validate_python({**self.input, "path": self.path})
+
+    def format_interval(self, start: datetime, end: datetime) -> dict[str, Any]:
+        moments = {"start": start, "end": end}
+
+        def format_field(match: re.Match[str]) -> str:
+            return moments[match[1]].strftime(match[2])
+
+        found = {
+            name: _INTERVAL_FIELD.sub(format_field, value) if _is_text(value) else value
+            for name, value in self.parameters.items()
+        }
+        return super().format_interval(start, end) | {"parameters": found}
+
+    @model_validator(mode="after")
+    def _validate_input(self) -> Self:
+        try:
+            if isinstance(self.input_source, TfdsSource):
+                raise ValueError("input: must not be of the type tfds")
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, ("input", *first["loc"][1:])))
+            raise ValueError(f"{place}: {first['msg']}") from None
+        return self
+
+
+_INTERVAL_FIELD = re.compile(r"\{(start|end):([A-Za-z%-]*)\}")
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+class UserSource(OwnCodeSource):
+    """A function of the user's own that finds images and their annotations."""
+
+    code_key = "type"
+    type: str = Field(pattern=rf"^({_MODULE})?[A-Za-z_]\w*$")
+    """For a source of your own: `module:function`, with the module next to the YAML or in an
+    installed package, or the name of an entry point in the group `trainyard.sources`."""
+
 
 def select_source_tag(value: Any) -> str:
-    """Returns which of the two sections reads a source."""
+    """Returns which of the sections reads a source."""
     name = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    if name == BEAM_TAG:
+        return BEAM_TAG
     if not isinstance(name, str) or name in CATALOGUE_TYPES:
         return CATALOGUE_TAG
     return _USER_TAG if find_module_path(ENTRY_POINT_GROUP, name) else CATALOGUE_TAG
@@ -621,5 +705,6 @@ def select_source_tag(value: Any) -> str:
 
 CatalogueOrUserSource = (
     Annotated[Annotated[AnySource, Field(discriminator="type")], Tag(CATALOGUE_TAG)]
+    | Annotated[BeamSource, Tag(BEAM_TAG)]
     | Annotated[UserSource, Tag(_USER_TAG)]
 )

@@ -18,6 +18,7 @@ from pipeline_ops.artifacts.source_code import (
 )
 from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import MachineError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
 from pipeline_ops.jobs.local_inputs import open_host_cache
@@ -104,7 +105,9 @@ def _list_modules(job: str, config: PipelineConfig) -> tuple[list[str], list[str
     kind, model = KINDS[job], config.train.model
     modules, used = [kind.module, *kind.starts], [model]
     if job == "preprocess":
-        used = [config.preprocess.source.type, *(s.name for s in config.preprocess.stages)]
+        source = config.preprocess.source
+        read = source.input_source if isinstance(source, BeamSource) else source
+        used = [*([read.type] if read else []), *(s.name for s in config.preprocess.stages)]
     if job == "train" and not is_user_function(model):
         modules.append(f"pipeline_ops.models.{CATALOGUE[model].module}")
     return modules, used

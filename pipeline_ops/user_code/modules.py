@@ -5,15 +5,17 @@ Only `import_module` and `load_object` run their code. Finding a module runs the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,6 +58,20 @@ def import_module(module: str, remedy: str) -> ModuleType:
         raise ConfigError(
             f"cannot import the module {module}: {type(error).__name__}: {error}{line}. {remedy}"
         ) from error
+
+
+@contextlib.contextmanager
+def hide_modules(names: Iterable[str]) -> Iterator[None]:
+    """Has modules not found by an import of Beam, which warns of others that are not installed."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in hidden:
+            del sys.modules[name]
 
 
 def load_object(path: str, key: str, remedy: str) -> Any:

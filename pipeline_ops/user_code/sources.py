@@ -1,8 +1,7 @@
-"""Sources of the user's own: the place and the fingerprint of their code.
+"""Sources and transforms of the user's own: the place and the fingerprint of their code.
 
-The module of a source is found as Python finds any module, or next to the config file. This module
-runs none of that code, except for the packages around a module. `beam_jobs/sources/user_source.py`
-runs it.
+The module is found as Python finds any module, or next to the config file. This module runs none of
+that code, except for the packages around a module. `beam_jobs/sources/user_source.py` runs it.
 """
 
 from __future__ import annotations
@@ -16,34 +15,33 @@ from types import ModuleType
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.sources import (
     ENTRY_POINT_GROUP,
+    OwnCodeSource,
     Source,
-    UserSource,
     find_module_path,
     find_publishers,
 )
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
 
-_KEY = "preprocess.source.type"
 
-
-def find_source_path(source: UserSource) -> str:
-    """Returns `module:function` of a source.
+def find_source_path(source: OwnCodeSource) -> str:
+    """Returns `module:function` of a source, or `module:Class` of a transform.
 
     Raises:
       ConfigError: no installed package has an entry point of this name, or several have.
     """
-    path = find_module_path(ENTRY_POINT_GROUP, source.type)
+    path = find_module_path(ENTRY_POINT_GROUP, source.code_name)
     if path is None:
         raise ConfigError(
-            f"{_KEY}: no installed package has the entry point {source.type} in the group "
-            f"{ENTRY_POINT_GROUP}. Install the package, or name the source as module:function."
+            f"preprocess.source.type: no installed package has the entry point {source.code_name} "
+            f"in the group {ENTRY_POINT_GROUP}. Install the package, or name the source as "
+            "module:function."
         )
     return path
 
 
 def digest_source_code(source: Source, folder: Path) -> dict[str, str]:
-    """Returns digests of the source files of a user source and of all that it imports, by path.
+    """Returns digests of the files of a user's source and of all that it imports, by path.
 
     A source of the catalogue has none here, because it is part of this project's code.
 
@@ -54,27 +52,27 @@ def digest_source_code(source: Source, folder: Path) -> dict[str, str]:
     Raises:
       ConfigError: there is no such module, or a file is not valid Python.
     """
-    if not isinstance(source, UserSource):
+    if not isinstance(source, OwnCodeSource):
         return {}
     module = find_source_path(source).partition(":")[0]
     origin = find_module(module, folder)
     if origin is None:
         raise ConfigError(
-            f"{_KEY}: there is no module {module}. Put it next to the config in {folder}, or "
-            "install its package for both Airflow and the job."
+            f"preprocess.source.{source.code_key}: there is no module {module}. Put it next to the "
+            f"config in {folder}, or install its package for both Airflow and the job."
         )
     try:
         return digest_module(module, origin)
     except ConfigError as error:
-        raise ConfigError(f"{_KEY}: {error}") from None
+        raise ConfigError(f"preprocess.source.{source.code_key}: {error}") from None
 
 
 def find_source_versions(source: Source) -> dict[str, str]:
-    """Returns versions of the installed distributions that a user source comes from."""
-    if not isinstance(source, UserSource):
+    """Returns versions of the installed distributions that a user's source comes from."""
+    if not isinstance(source, OwnCodeSource):
         return {}
     module = find_source_path(source).partition(":")[0]
-    published = find_publishers(ENTRY_POINT_GROUP, source.type)
+    published = find_publishers(ENTRY_POINT_GROUP, source.code_name)
     return find_versions(sorted(published | find_distributions([module])))
 
 

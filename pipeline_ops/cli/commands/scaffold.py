@@ -94,7 +94,8 @@ def new_source(arguments: argparse.Namespace) -> int:
     """
     name, package, folder = arguments.name, arguments.package, arguments.folder
     _validate_name("source", name)
-    if name in sources.CATALOGUE_TYPES or not (package or importlib.util.find_spec(name) is None):
+    is_taken = not package and importlib.util.find_spec(name) is not None
+    if is_taken or name in sources.CATALOGUE_TYPES or name == sources.BEAM_TAG:
         raise ConfigError(_TAKEN.format(name=name, kind="source"))
     if package:
         test = _write_to_package("source", name, package, sources.ENTRY_POINT_GROUP)

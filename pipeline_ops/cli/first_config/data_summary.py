@@ -38,7 +38,7 @@ from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.cli.record_remarks import describe_records
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
-from pipeline_ops.config.sources import CatalogueOrUserSource, PackedSource
+from pipeline_ops.config.sources import BeamSource, CatalogueOrUserSource, PackedSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile
@@ -136,6 +136,8 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
     )
     part, factor, remarks = sample_listing(config.source, listing)
     validate_listing(config, part, "the config")
+    if isinstance(config.source, BeamSource):
+        raise TypeError("no recogniser finds a transform")
     found = read_all_records(config.source, part, config_file)
     if not found.records:
         raise DataError(f"{listing.folder}: no entry can be used. {found.describe_rejects()}")

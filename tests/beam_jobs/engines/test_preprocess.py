@@ -18,6 +18,7 @@ from held_airflow import run_airflow
 from listeners import filter_non_loopback, find_listeners
 from processes import wait_until
 
+from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 
@@ -73,6 +74,24 @@ def test_the_data_set_of_bccd_is_that_of_the_embedded_runner(digits, runner, che
     plan = digits.plan(runner)
     status = digits.run(plan)
     assert status.exit_code is ExitCode.SUCCESS, status.message
+    check_manifest(plan, digits.plan())
+
+
+@pytest.mark.parametrize(
+    ("transform", "given", "number"), [("MadeImages", None, 90), ("FewDigits", "image_folder", 36)]
+)
+def test_a_transform_of_the_author_gives_the_data_set_of_the_embedded_runner(
+    digits, runner, check_manifest, transform, given, number
+):
+    source = {"type": "beam", "path": f"{digits.root}/raw"}
+    source["transform"] = f"engine_transforms:{transform}"
+    if given:
+        source["input"] = {"type": given}
+    digits.overrides = {"preprocess.source": source}
+    plan = digits.plan(runner)
+    status = digits.run(plan)
+    assert status.exit_code is ExitCode.SUCCESS, status.message
+    assert sum(read_manifest(plan.manifest).figures["num_examples"].values()) == number
     check_manifest(plan, digits.plan())
 
 

@@ -17,7 +17,9 @@ PAGE = (CODE_ROOT / "docs" / "add-a-source.md").read_text()
 
 def test_the_files_of_the_page_pass_the_test_and_the_linter(tmp_path):
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
-    source, test, recogniser = map(textwrap.dedent, blocks)
+    source, test, recogniser, *transforms = map(textwrap.dedent, blocks)
+    for index, transform in enumerate(transforms):
+        (tmp_path / f"transform_{index}.py").write_text(transform)
     (tmp_path / "tab_labels.py").write_text(source)
     (tmp_path / "tab_recogniser.py").write_text(recogniser)
     (tmp_path / "test_tab_labels.py").write_text(test)
@@ -36,7 +38,7 @@ def test_the_files_of_the_page_pass_the_test_and_the_linter(tmp_path):
 
 
 def test_the_recogniser_of_the_page_finds_its_data(tmp_path):
-    [_, _, block] = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    [_, _, block, *_] = re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
     names: dict = {}
     exec(block, names)
     (tmp_path / "sub").mkdir()

@@ -17,7 +17,8 @@ from .spark import SparkCluster
 
 CLUSTERS: dict[str, type[Cluster]] = {"flink": FlinkCluster, "spark": SparkCluster}
 USER = "daemon"
-_STAGES = Path(__file__).resolve().parents[1] / "engine_stages.py"
+_SUPPORT = Path(__file__).resolve().parents[1]
+_MODULES = [_SUPPORT / "engine_stages.py", _SUPPORT / "engine_transforms.py"]
 _PROGRAMS = {"java": "openjdk-17-jre-headless", "mvn": "maven", "setpriv": "util-linux"}
 
 
@@ -42,7 +43,7 @@ class EngineClusters:
         if self._running and self._running.name != name:
             self.stop()
         if self._running is None:
-            cluster = CLUSTERS[name](user=USER, environment=self._environment, modules=[_STAGES])
+            cluster = CLUSTERS[name](user=USER, environment=self._environment, modules=_MODULES)
             self._running = cluster.__enter__()
         else:
             self._running.restart_missing()

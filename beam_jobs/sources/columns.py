@@ -345,9 +345,8 @@ class Columns:
     def _find_label_fault(self, name: str) -> str:
         """The reason for which the values of a column are no classes, or "" if they may be."""
         values = list(map(str, self._list_values(name)))
-        distinct = set(values)
+        number, distinct = f"{len(values):,} numbers", set(values)
         if len(values) > 10 and len(distinct) == len(values) and self._has_numbers(name):
-            number = f"{len(values):,} numbers"
             return f"the column {name} has {number} that all differ, which are no classes"
         for separator in _SEPARATORS:
             joined = [each for each in distinct if separator in each]
@@ -365,11 +364,9 @@ class Columns:
         return [value for value in values if value not in (None, "")]
 
     def _has_numbers(self, name: str) -> bool:
-        values = self._list_values(name)
-        try:
-            return len(list(map(parse_number, values))) > 0
-        except Reject:
-            return False
+        with contextlib.suppress(Reject):
+            return len(list(map(parse_number, self._list_values(name)))) > 0
+        return False
 
     def _has_flags(self, name: str) -> bool:
         values = {str(row.get(name)).strip() for row in self._rows}
@@ -378,10 +375,9 @@ class Columns:
 
 def _try_columns(row: Row, columns: Sequence[str]) -> list[tuple[float, ...]]:
     """The boxes of a row, or none if the job will reject it."""
-    try:
+    with contextlib.suppress(Reject):
         return [tuple(map(parse_number, box)) for box in read_columns(row, columns)]
-    except Reject:
-        return []
+    return []
 
 
 def _find_sizes(names: Iterable[str]) -> dict[str, str]:

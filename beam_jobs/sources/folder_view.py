@@ -168,11 +168,9 @@ class FolderView:
         """
         files = self._source_files
         find = files.find_image_by_name if is_by_name else files.find_image
-        try:
-            with self.open(find(path, folder)) as opened:
-                return read_size(opened)
-        except Reject:
-            return None
+        with contextlib.suppress(Reject), self.open(find(path, folder)) as opened:
+            return read_size(opened)
+        return None
 
     def read_json(self, file: RawFile) -> Any:
         """The value of a file of JSON, or None if it is none, or a very large one."""

@@ -178,11 +178,11 @@ def _match_parts(
     names, total = [split for _, split in parts], sum(len(table.rows) for table, _ in parts)
     is_divided = "train" in names and 1 < len(names) == len({*names})
     if is_divided and all(len(table.rows) == total for table in rest):
-        notes = [f"{rest[0].file.key} is all of them"] if rest else []
-        yield _match_tables(kind, view, parts, meaning, notes)
+        match = _match_tables(kind, view, parts, meaning)
+        remarks = [f"{rest[0].file.key} is all of them"] if rest else []
+        yield match._replace(notes=[*match.notes, *remarks])
     else:
-        for table in tables:
-            yield _match_tables(kind, view, [(table, None)], meaning)
+        yield from (_match_tables(kind, view, [(table, None)], meaning) for table in tables)
 
 
 def _find_images(
@@ -263,11 +263,7 @@ def _measure(view: FolderView, table: Table) -> list[Size | None]:
 
 
 def _match_tables(
-    kind: str,
-    view: FolderView,
-    parts: Sequence[tuple[Table, str | None]],
-    meaning: Meaning,
-    notes: Sequence[str] = (),
+    kind: str, view: FolderView, parts: Sequence[tuple[Table, str | None]], meaning: Meaning
 ) -> SourceMatch:
     first, corners = parts[0][0], list(meaning.corners)
     columns = {"path": first.path, "label": meaning.label, **meaning.others, "boxes": meaning.boxes}
@@ -301,8 +297,7 @@ def _match_tables(
     )
     # A table with the columns of another tool may be a copy of the XML files beside it.
     is_copy = bool(columns and view.list_candidates(".xml"))
-    all_notes = [*meaning.notes, *notes]
-    return SourceMatch(kind, reason, keys, is_certain=not is_copy, notes=all_notes)
+    return SourceMatch(kind, reason, keys, is_certain=not is_copy, notes=meaning.notes)
 
 
 def read_corners(reader: ManifestReader, fields: Row) -> list[Box]:

@@ -282,8 +282,8 @@ def sample_listing(
     files = tuple(filter(is_kept, listing.files))
     number = sum(file.key in annotations for file in files)
     read = f"{number:,} of {count(total, 'annotation file')} were read"
-    remark = f"{read}, and no lists of splits in ImageSets"
-    return Listing(listing.folder, files, listing.rejected), total / number, (remark,)
+    remarks = [f"{read}, and no lists of splits in ImageSets"]
+    return Listing(listing.folder, files, listing.rejected), total / number, remarks
 
 
 def _sample_containers(

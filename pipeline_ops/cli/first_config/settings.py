@@ -213,18 +213,14 @@ class Budget:
     needed_steps: int
 
     @property
-    def num_steps(self) -> int:
-        return self.settings.num_steps
-
-    @property
     def shortage(self) -> str:
         """Says that the training is too short to be of use, and is empty otherwise."""
-        missing = self.needed_steps - self.num_steps
+        missing = self.needed_steps - self.settings.num_steps
         if missing <= 0:
             return ""
         seconds = self.seconds + missing * self.epoch_seconds / self.settings.steps_per_epoch
         return (
-            f"only {self.num_steps:,} optimizer steps fit, and a useful model needs about "
+            f"only {self.settings.num_steps:,} optimizer steps fit, and a useful model needs about "
             f"{self.needed_steps:,}: give --minutes {math.ceil(seconds / 60) + 1}"
         )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from beam_jobs.sources.parsing import parse_number
-from beam_jobs.stages.boxes import Size
+from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import BoxFormat
 
+SizedBox = tuple[Sequence[float], Size | None]
+"""Four numbers, and the size in pixels of the image that they are for, if it is known."""
 _MEANINGS: Mapping[BoxFormat, str] = {
     "xyxy": "two corners",
     "yxyx": "two corners, y before x",
@@ -24,7 +26,6 @@ _MEANINGS: Mapping[BoxFormat, str] = {
 }
 USUAL_FORMATS: tuple[BoxFormat, ...] = ("xyxy", "xywh", "center_xywh")
 _MANY_FAULTS = 0.05
-_USUAL_FORMAT: BoxFormat = "xywh"
 _MAX_FAULTS, _MIN_RATIO = 0.02, 4
 """Share of wrong boxes that a file may have in its own format, and how many times as many another
 format must have if the share is larger, up to a quarter."""
@@ -37,7 +38,7 @@ class Judgement(NamedTuple):
     """The formats that fit, best first, the unit of their numbers, and what was seen in words."""
 
     formats: list[BoxFormat]
-    units: Literal["pixels", "fractions"]
+    units: str
     text: str
 
 
@@ -58,28 +59,24 @@ def to_corners(box: Any, box_format: str) -> tuple[float, float, float, float]:
 
 
 def judge_formats(
-    boxes: Sequence[tuple[Sequence[float], Size | None]],
-    candidates: Sequence[BoxFormat] = USUAL_FORMATS,
+    boxes: Sequence[SizedBox], candidates: Sequence[BoxFormat] = USUAL_FORMATS
 ) -> Judgement:
-    """Tries formats on boxes, each with the size of its image in pixels, or None.
-
-    Of several formats that fit roughly, those stay that fit closely.
-    """
+    """Tries formats on boxes. Of several that fit roughly, those stay that fit closely."""
     numbers = [abs(number) for box, _ in boxes for number in box if math.isfinite(number)]
-    is_fraction = bool(numbers) and max(numbers) <= _FRACTION_BOUND
-    units: Literal["pixels", "fractions"] = "fractions" if is_fraction else "pixels"
-    sized = [(box, (1.0, 1.0) if is_fraction else size) for box, size in boxes]
+    is_fraction = max(numbers, default=math.inf) <= _FRACTION_BOUND
+    boxes = [(box, FRACTIONS) for box, _ in boxes] if is_fraction else boxes
     rough, close = (
-        {name: _count_faults(sized, name, bound) for name in candidates}
+        {name: _count_faults(boxes, name, bound) for name in candidates}
         for bound in (_BOUND, _ROUNDING)
     )
-    found = _select(candidates, rough, len(sized))
-    closely = _select(found, close, len(sized)) if len(found) > 1 else found
+    found = _select(candidates, rough, len(boxes))
+    closely = _select(found, close, len(boxes)) if len(found) > 1 else found
     # Boxes of the usual format may leave their images a little, so closeness alone is no proof.
-    if _USUAL_FORMAT in closely or _USUAL_FORMAT not in found:
+    if "xywh" in closely or "xywh" not in found:
         found = closely or found
     found = sorted(found, key=lambda name: close[name])
-    return Judgement(found, units, _describe(found, units, close, len(sized)))
+    text = _describe(found, "as fractions" if is_fraction else "in pixels", close, len(boxes))
+    return Judgement(found, "fractions" if is_fraction else "pixels", text)
 
 
 def _select(
@@ -93,9 +90,7 @@ def _select(
     return [best] if is_only and faults[best] <= total / 4 else []
 
 
-def find_better(
-    boxes: Sequence[tuple[Sequence[float], Size | None]], usual: BoxFormat
-) -> tuple[BoxFormat, str] | None:
+def find_better(boxes: Sequence[SizedBox], usual: BoxFormat) -> tuple[BoxFormat, str] | None:
     """The format in which all boxes are right, with the words for it, if many are not in `usual`.
 
     `usual` is the one that the file's own format has.
@@ -112,22 +107,20 @@ def _describe(
     found: Sequence[BoxFormat], units: str, faults: Mapping[BoxFormat, int], total: int
 ) -> str:
     wrong = ", ".join(
-        f"{_MEANINGS[name]}: {count:,} of {total:,}"
-        for name, count in faults.items()
+        f"{_MEANINGS[name]}: {number:,} of {total:,}"
+        for name, number in faults.items()
         if name not in found[:1]
     )
-    unit = "as fractions" if units == "fractions" else "in pixels"
+    text = f"boxes: {' and '.join(_MEANINGS[name] for name in found)}, {units}"
     if not found:
         return f"boxes: no format fits. Outside of their images or inverted are as {wrong}"
     if len(found) > 1:
-        return f"boxes: {' and '.join(_MEANINGS[name] for name in found)}, {unit}, fit alike"
-    text = f"boxes: {_MEANINGS[found[0]]}, {unit}"
+        return f"{text}, fit alike"
     return f"{text} (outside or inverted otherwise: {wrong})" if wrong else text
 
 
-def _count_faults(
-    boxes: Sequence[tuple[Sequence[float], Size | None]], box_format: BoxFormat, bound: float
-) -> int:
+def _count_faults(boxes: Sequence[SizedBox], box_format: BoxFormat, bound: float) -> int:
+    """The number of inverted boxes, and of those that leave their images by more than a bound."""
     return sum(_is_fault(to_corners(box, box_format), size, bound) for box, size in boxes)
 
 
@@ -135,9 +128,9 @@ def _is_fault(corners: Sequence[float], size: Size | None, bound: float) -> bool
     ymin, xmin, ymax, xmax = corners
     if not (ymin < ymax and xmin < xmax):  # also if a number is not finite
         return not (ymin == ymax or xmin == xmax) or not all(map(math.isfinite, corners))
-    # Without a size, a box can only be seen to begin before the image.
-    height, width = size or (math.inf, math.inf)
-    least = 0.02 if (height, width) == (1.0, 1.0) else 2.0
-    down = max(least, bound * height) if size else least
-    right = max(least, bound * width) if size else least
+    least = 0.02 if size == FRACTIONS else 2.0
+    if size is None:  # a box can only be seen to begin before the image
+        return min(ymin, xmin) < -least
+    height, width = size
+    down, right = max(least, bound * height), max(least, bound * width)
     return ymin < -down or xmin < -right or ymax > height + down or xmax > width + right

@@ -15,20 +15,22 @@ import json
 import os
 import posixpath
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from beam_jobs.io.raw import open_raw
 from beam_jobs.sources.parsing import decode_text, is_image_name
+from beam_jobs.sources.source import SourceFiles
 from beam_jobs.stages.boxes import Size
+from beam_jobs.stages.stage import Reject
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import (
     RawFile,
     RejectedFile,
-    loosen,
     to_file_version,
     to_raw_key,
 )
@@ -85,6 +87,7 @@ class FolderView:
     named_file: str | None = None
     is_complete: bool = True
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    _json_values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def images(self) -> list[RawFile]:
@@ -92,23 +95,9 @@ class FolderView:
         return [file for file in self.files if is_image_name(file.key)]
 
     @functools.cached_property
-    def _images_by_name(self) -> dict[str, list[str]]:
-        """The keys of images by the name of their file, with and without its suffix."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for file in self.images:
-            name = posixpath.basename(file.key)
-            names = {name, posixpath.splitext(name)[0]}
-            for each in names | set(map(loosen, names)):
-                found[each].append(file.key)
-        return found
-
-    @functools.cached_property
-    def _json_values(self) -> dict[str, Any]:
-        return {}
-
-    @functools.cached_property
-    def _images_by_key(self) -> dict[str, RawFile]:
-        return {file.key: file for file in self.images}
+    def _source_files(self) -> SourceFiles:
+        """The files as a source finds them."""
+        return SourceFiles(Listing(self.folder, self.files, self.rejected), "init")
 
     def list_candidates(self, *suffixes: str) -> list[RawFile]:
         """The files with one of the suffixes that may hold annotations, in lower case."""
@@ -125,9 +114,8 @@ class FolderView:
 
     @contextlib.contextmanager
     def open(self, file: RawFile) -> Iterator[BinaryIO]:
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not block
         try:
-            with open(os.open(file.to_path(self.folder), flags), "rb") as opened:
+            with open_raw(file, self.folder) as opened:
                 yield opened
         except OSError as error:
             raise DataError(
@@ -152,46 +140,37 @@ class FolderView:
         taken, then one whose name is a word of the key, and then the first by name.
         """
         votes: Counter[str] = Counter()
-        for given in names:
-            name = _to_loose_key(given)
-            for key in self._images_by_name.get(posixpath.basename(name), ()):
-                if loosen(key) == name or loosen(key).endswith(f"/{name}"):
-                    votes[key[: len(key) - len(name)].rstrip("/") or "."] += 1
+        for name in names:
+            path = posixpath.normpath(name.strip().replace("\\", "/"))
+            votes.update(self._source_files.list_image_folders(path))
         own, words = posixpath.dirname(beside) or ".", re.findall(r"[^\W_]+", beside)
-        best = min(
-            votes,
-            key=lambda folder: (
-                -votes[folder],
-                folder != own,
-                posixpath.basename(folder) not in words,
-                folder,
-            ),
-            default=".",
-        )
+
+        def rank(folder: str) -> tuple[Any, ...]:
+            is_named = posixpath.basename(folder) in words
+            return -votes[folder], folder != own, not is_named, folder
+
+        best = min(votes, key=rank, default=".")
         return best, votes[best]
 
     def count_images_named(self, names: Sequence[str]) -> int:
         """The number of paths whose file name, maybe without its suffix, one image has."""
-        return sum(len(self._find_named(name)) == 1 for name in names)
-
-    def _find_named(self, path: str) -> list[str]:
-        end = re.split(r"[/\\]", path.strip())[-1]
-        found = self._images_by_name.get(end) or self._images_by_name.get(loosen(end))
-        return found or self._images_by_name.get(loosen(posixpath.splitext(end)[0]), [])
+        number = 0
+        for name in names:
+            with contextlib.suppress(Reject):
+                self._source_files.find_image_by_name(name)
+                number += 1
+        return number
 
     def measure_image(self, path: str, folder: str, is_by_name: bool) -> Size | None:
         """The height and width of the upright image with a path as a table has it, if it is clear.
 
         None also for an image that cannot be read, or that is as likely to be meant on its side.
         """
-        keys = self._find_named(path)
-        if not is_by_name:
-            end = _to_loose_key(posixpath.join("" if folder == "." else folder, path))
-            keys = [key for key in keys if loosen(key) == end]
-        if len(keys) != 1:
-            return None
-        with self.open(self._images_by_key[keys[0]]) as opened:
+        files = self._source_files
+        find = files.find_image_by_name if is_by_name else files.find_image
+        with contextlib.suppress(Reject), self.open(find(path, folder)) as opened:
             return read_size(opened)
+        return None
 
     def read_json(self, file: RawFile) -> Any:
         """The value of a file of JSON, or None if it is none, or a very large one."""
@@ -262,11 +241,6 @@ def read_orientation(opened: BinaryIO) -> tuple[tuple[int, int], int]:
             return (image.height, image.width), image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # Pillow's parsers raise nearly anything
         return (0, 0), 1
-
-
-def _to_loose_key(path: str) -> str:
-    name = posixpath.normpath(path.strip().replace("\\", "/"))
-    return loosen(to_raw_key(name.encode("utf-8", "surrogatepass")))
 
 
 def count(number: int, noun: str) -> str:

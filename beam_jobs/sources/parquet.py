@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io import raw
-from beam_jobs.sources.columns import find_field, find_meaning, list_names
+from beam_jobs.sources.columns import Columns, find_field, list_names
 from beam_jobs.sources.folder_view import (
     FolderView,
     Question,
@@ -179,7 +179,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         return
     image, sizes = _find_image_column(view, rows)
     columns = [name for name in list_names(rows) if name.partition(".")[0] != image.get("image")]
-    found = find_meaning(rows, columns, sizes, view.chosen, "label") if image else ""
+    found = Columns(rows, columns, sizes, view.chosen, "label").find_meaning() if image else ""
     if isinstance(found, Question):
         yield found._replace(type="parquet", reason=f"{files[0].key}: {found.reason}")
     elif isinstance(found, str):

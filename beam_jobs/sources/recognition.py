@@ -33,6 +33,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 Recogniser = Callable[[FolderView], Iterator[SourceMatch | Question | str]]
 _MAX_SHOWN = 5
+_NAME = "Name the folder or the file that you mean."
 _DATUM = "Convert it: datum convert -if {} -i {{}} -f coco -o {{}}-coco -- --save-media"
 _FIFTYONE = (
     "Convert it: fiftyone convert --input-dir {} --input-type fiftyone.types.FiftyOneDataset "
@@ -94,45 +95,42 @@ def recognise(view: FolderView, only: str | None = None) -> SourceMatch:
             "boxes."
         )
     kinds = list_recognisers()
-    names = [only] if only else list(kinds)
-    looks = [(name, look) for name in names for look in kinds[name][0](view)]
+    kinds = {only: kinds[only]} if only else kinds
+    looks = [(name, look) for name, (find, _) in kinds.items() for look in find(view)]
     matches = [look for _, look in looks if isinstance(look, SourceMatch)]
     certain = [match for match in matches if match.is_certain]
     questions = [look for _, look in looks if isinstance(look, Question)]
     if questions and not certain:  # a likely match does not answer it
         raise make_question_error(place, questions[0], view.chosen)
     if not matches:
-        raise DataError(_describe_folder(view, place, looks, {n: kinds[n][1] for n in names}))
+        needs = {name: text for name, (_, text) in kinds.items()}
+        raise DataError("\n".join(_describe_folder(view, place, looks, needs)))
     winners = certain or matches
-    if len(winners) == 1:
-        return winners[0]._replace(keys=merge_keys(winners[0].keys, view.chosen))
-    is_same_type = len({each.type for each in winners}) < len(winners)
-    advice = "Name the folder or the file that you mean."
-    lines = [
-        f"{place}: {len(winners)} kinds of data fit equally.",
-        *(
-            f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}"
+    if len(winners) > 1:
+        is_same_type = len({each.type for each in winners}) < len(winners)
+        lines = (
+            f"  {each.type:<14}{f'in {each.below}: ' if each.below else ''}{each.reason}\n"
             for each in winners
-        ),
-        advice if is_same_type else "Choose one of them with --type.",
-    ]
-    raise DataError("\n".join(lines))
+        )
+        raise DataError(
+            f"{place}: {len(winners)} kinds of data fit equally.\n{''.join(lines)}"
+            + (_NAME if is_same_type else "Choose one of them with --type.")
+        )
+    return winners[0]._replace(keys=merge_keys(winners[0].keys, view.chosen))
 
 
-def make_question_error(
-    place: str, question: Question, given: Mapping[str, Any] | None = None
-) -> DataError:
+def make_question_error(place: str, question: Question, given: Mapping[str, Any]) -> DataError:
     """The question about the data in a place, with a command for each of its answers.
 
     `given` are answers to earlier questions.
     """
-    start = ["trainyard", "init", place, "--type", question.type]
-    commands = []
+    lines = [f"{place}: {question.reason}. Say which one it is:"]
     for choice in question.choices:
-        keys = {**(given or {}), **choice}
-        options = (word for key in keys for word in ("--source", f"{key}={keys[key]}"))
-        commands.append(f"  {shlex.join([*start, *options])}")
-    return DataError("\n".join((f"{place}: {question.reason}. Say which one it is:", *commands)))
+        words = ["trainyard", "init", place, "--type", question.type]
+        for key, value in {**given, **choice}.items():
+            words += ["--source", f"{key}={value}"]
+        lines.append(f"  {shlex.join(words)}")
+    return DataError("\n".join(lines))
 
 
 def _recognise_other_tools(view: FolderView) -> Iterator[str]:
@@ -144,17 +142,15 @@ def _recognise_other_tools(view: FolderView) -> Iterator[str]:
         names = shlex.quote(path), shlex.quote(path[: -len(suffix)])
         yield f"{file.key} is an archive. Unpack it: {_ARCHIVES[suffix].format(*names)}"
     found = dict[str, tuple[str, str]]()
-    for file in view.list_candidates(".json", ".ndjson", ".jsonl", ".manifest", ".labels")[
-        :MAX_CANDIDATES
-    ]:
+    suffixes = (".json", ".ndjson", ".jsonl", ".manifest", ".labels")
+    for file in view.list_candidates(*suffixes)[:MAX_CANDIDATES]:
         keys = _read_keys(view, file)
-        fits = (name for name, (needed, _) in _OTHER_TOOLS.items() if needed <= keys)
-        found.update((name, (file.key, _OTHER_TOOLS[name][1])) for name in fits)
+        fits = {name: cure for name, (needed, cure) in _OTHER_TOOLS.items() if needed <= keys}
+        found.update((name, (file.key, cure)) for name, cure in fits.items())
     for file, start in view.iterate_starts(".txt"):
-        fits = (
-            name for name, (line, _) in _TEXTS.items() if line.match(decode_text(start, "replace"))
-        )
-        found.update((name, (file.key, _TEXTS[name][1])) for name in fits)
+        text = decode_text(start, "replace")
+        fits = {name: cure for name, (line, cure) in _TEXTS.items() if line.match(text)}
+        found.update((name, (file.key, cure)) for name, cure in fits.items())
     for name, (key, cure) in found.items():
         yield f"{key} is of {name}, which no source reads. {cure.format(folder, folder)}"
 
@@ -171,25 +167,24 @@ def _read_keys(view: FolderView, file: RawFile) -> set[str]:
 
 def _describe_folder(
     view: FolderView, place: str, looks: list[tuple[str, Any]], needs: Mapping[str, str]
-) -> str:
-    more = "" if view.is_complete else "more than "
+) -> Iterator[str]:
+    """The lines of the message for a folder that no source can read."""
     suffixes = Counter(
         posixpath.splitext(file.key)[1].lower() or "without suffix" for file in view.files
     )
     shown = ", ".join(f"{number:,} {name}" for name, number in suffixes.most_common(_MAX_SHOWN))
+    number = ("" if view.is_complete else "more than ") + count(len(view.files), "file")
     first = ", ".join(file.key for file in view.files[:_MAX_SHOWN])
+    yield (
+        f"{place}: this is no data set that can be used as it is. It has {number} ({shown}), for "
+        f"example {first}."
+    )
     near = [f"  {tool}." for tool in _recognise_other_tools(view)]
     near += [f"  {name:<14}{look}." for name, look in looks]
-    lines = [
-        f"{place}: this is no data set that can be used as it is. It has {more}"
-        f"{count(len(view.files), 'file')} ({shown}), for example {first}.",
-        *(["What comes near:"] if near else []),
-        *near,
-        "What each source needs:",
-        *(f"  {name:<14}{text}" for name, text in needs.items()),
-        "docs/data-sources.md describes the sources.",
-    ]
-    return "\n".join(lines)
+    yield from ["What comes near:", *near] if near else []
+    yield "What each source needs:"
+    yield from (f"  {name:<14}{text}" for name, text in needs.items())
+    yield "docs/data-sources.md describes the sources."
 
 
 def merge_keys(keys: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

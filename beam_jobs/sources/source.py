@@ -308,6 +308,13 @@ class SourceFiles:
                     found[each].append(file)
         return found
 
+    def list_image_folders(self, path: str) -> Iterator[str]:
+        """The folders below which images with a path are."""
+        end = loosen(path)
+        for file in self._images_by_name.get(posixpath.basename(end), ()):
+            if loosen(f"/{_to_path(file.key)}").endswith(f"/{end}"):
+                yield "/".join(file.key.split("/")[: -len(end.split("/"))]) or "."
+
     def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
         """The image with the longest end of a path on another machine. Raises Reject."""
         for end in iterate_path_ends(path):

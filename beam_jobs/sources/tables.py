@@ -6,18 +6,18 @@ A row names an image by its path, with its class or its boxes in columns that th
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import (
+    Columns,
     Meaning,
     Row,
     find_field,
-    find_meaning,
-    find_multi_label,
     parse_numbers,
+    read_columns,
 )
 from beam_jobs.sources.folder_view import (
     FolderView,
@@ -40,7 +40,7 @@ from beam_jobs.sources.parsing import (
     parse_text,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
-from beam_jobs.stages.boxes import FRACTIONS
+from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ManifestPart, ManifestSource
 from pipeline_ops.raw_data.raw_file import RawFile
@@ -93,23 +93,16 @@ class ManifestReader:
             return parse_text(fields.get("label"))
         found = [name for name in columns if parse_flag(fields.get(name), name)]
         if len(found) != 1:
-            reason, several = (
-                ("contradictory", join_names(found)) if found else ("no_label", "none")
-            )
-            raise Reject(
-                reason, f"one of the columns {join_names(columns)} must be 1, got {several}"
-            )
+            detail = f"one of the columns {join_names(columns)} must be 1, got "
+            reason = "contradictory" if found else "no_label"
+            raise Reject(reason, detail + (join_names(found) or "none"))
         return found[0]
 
     def read_boxes(self, fields: Row) -> list[Box]:
         """The boxes of a row or of a line: of its columns of corners, or of its column `boxes`."""
         source = self.source
         if source.corners:
-            columns = [find_field(fields, name) for name in source.corners]
-            if all(value in (None, "") or str(value).lower() == "nan" for value in columns):
-                return []
-            is_list = isinstance(columns[0], list)
-            numbers: Any = list(zip(*columns, strict=True)) if is_list else [columns]
+            numbers: Any = read_columns(fields, source.corners)
         else:
             value = fields.get("boxes")
             if isinstance(value, list) and not all(isinstance(each, list) for each in value):
@@ -121,25 +114,34 @@ class ManifestReader:
         if len(labels) != len(numbers):
             raise Reject("malformed", f"{len(numbers)} boxes have {len(labels)} labels")
         return [
-            make_box(to_corners(list(box), source.box_format), label)
+            make_box(to_corners(box, source.box_format), label)
             for box, label in zip(numbers, labels, strict=True)
         ]
 
 
 class Table(NamedTuple):
-    """A file whose rows or lines name images in the column `path`, of which some were found.
+    """A file whose rows or lines name images in the column `path`, of which some may be found.
 
-    `sizes` are those of the rows' images, as far as they were read.
+    `images` is the folder at which the paths start, if the images are found by their paths.
     """
 
     file: RawFile
-    path: str
-    names: Sequence[str]
+    header: Sequence[str]
     rows: Sequence[Row]
-    sizes: Sequence[Any]
-    images: str
-    find_by: str
-    num_found: int
+    path: str
+    images: str = "."
+    find_by: str = "path"
+    num_found: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.header if name and name != self.path]
+
+    def rank(self) -> tuple[Any, ...]:
+        """Orders columns of paths. A row's number may be the name of an image by chance."""
+        values = [str(row.get(self.path)) for row in self.rows[:_MAX_LOOKED_UP]]
+        has_suffix = self.num_found > 0 and sum(map(is_image_name, values)) > len(values) / 2
+        return self.num_found > 0, has_suffix, self.path.lower() in _PATHS, self.num_found
 
 
 def recognise_tables(
@@ -158,30 +160,29 @@ def recognise_tables(
         elif found:
             yield found
     for tables in groups.values():
-        meaning = _judge_tables(view, tables)
+        key, meaning = tables[0].file.key, _judge_tables(view, tables)
         if isinstance(meaning, Meaning):
             yield from _match_parts(kind, view, tables, meaning)
         elif isinstance(meaning, Question):
-            yield meaning._replace(type=kind, reason=f"{tables[0].file.key}: {meaning.reason}")
+            yield meaning._replace(type=kind, reason=f"{key}: {meaning.reason}")
         elif meaning:
-            yield f"{tables[0].file.key}: {meaning}"
+            yield f"{key}: {meaning}"
 
 
 def _match_parts(
     kind: str, view: FolderView, tables: Sequence[Table], meaning: Meaning
 ) -> Iterator[SourceMatch]:
-    splits = {table.file.key: find_split_of_path(table.file.key) for table in tables}
-    parts = [table for table in tables if splits[table.file.key]]
-    names = [splits[table.file.key] for table in parts]
-    rest = [table for table in tables if table not in parts]
+    splits = [(table, find_split_of_path(table.file.key)) for table in tables]
+    parts = [(table, split) for table, split in splits if split]
+    rest = [table for table, split in splits if not split]
+    names, total = [split for _, split in parts], sum(len(table.rows) for table, _ in parts)
     is_divided = "train" in names and 1 < len(names) == len({*names})
-    total = sum(len(table.rows) for table in parts)
     if is_divided and all(len(table.rows) == total for table in rest):
-        remark = f"{rest[0].file.key} is all of them" if rest else ""
-        yield _match_tables(kind, view, parts, names, meaning, remark)
+        match = _match_tables(kind, view, parts, meaning)
+        remarks = [f"{rest[0].file.key} is all of them"] if rest else []
+        yield match._replace(notes=[*match.notes, *remarks])
     else:
-        for table in tables:
-            yield _match_tables(kind, view, [table], [None], meaning)
+        yield from (_match_tables(kind, view, [(table, None)], meaning) for table in tables)
 
 
 def _find_images(
@@ -189,25 +190,21 @@ def _find_images(
 ) -> Table | str | None:
     """Returns the table, the reason why its images cannot be used, or None for another file."""
     if any(is_image_name(name) and view.count_images_named([name]) for name in header):
-        return f"{file.key} has no header: its first line names an image. Add the line " + (
-            _guess_header(header)
-        )
+        line = _guess_header(header)
+        return f"{file.key} has no header: its first line names an image. Add the line {line}"
     usual = next((name for name in header if name.lower() in _PATHS), "")
-    best = (usual, ".", "path", 0)
+    tables = [Table(file, header, rows, usual)]
     for name in header:
         values = [v for row in rows[:_MAX_LOOKED_UP] if isinstance(v := row.get(name), str) and v]
         folder, number = view.find_images_folder(values, file.key)
-        by_name = view.count_images_named(values)
-        best = max(best, (name, folder, "path", number), key=_rank_path(rows))
-        best = max(best, (name, ".", "name", by_name), key=_rank_path(rows))
-    path, images, find_by, found = best
-    names = [name for name in header if name and name != path]
-    if found:
-        sizes = _measure(view, rows, path, find_by, images)
-        return Table(file, path, names, rows, sizes, images, find_by, found)
-    is_table = usual and isinstance(
-        find_meaning(rows, names, [None] * len(rows), view.chosen, "columns.label"), Meaning
-    )
+        tables.append(Table(file, header, rows, name, folder, "path", number))
+        number = view.count_images_named(values)
+        tables.append(Table(file, header, rows, name, ".", "name", number))
+    best = max(tables, key=Table.rank)
+    if best.num_found:
+        return best
+    columns = Columns(rows, best.names, [None] * len(rows), view.chosen, "columns.label")
+    is_table = usual and isinstance(columns.find_meaning(), Meaning)
     first = next((row[usual] for row in rows if is_table and row.get(usual)), "")
     return first and (
         f"{file.key} names images and classes, but none of its images ({first}) is below this "
@@ -215,105 +212,92 @@ def _find_images(
     )
 
 
-def _rank_path(rows: Sequence[Row]) -> Callable[[tuple[str, str, str, int]], tuple[Any, ...]]:
-    """Orders columns of paths. A row's number may be the name of an image by chance."""
-
-    def rank(candidate: tuple[str, str, str, int]) -> tuple[Any, ...]:
-        name, _, _, number = candidate
-        values = [str(row.get(name)) for row in rows[:_MAX_LOOKED_UP]]
-        has_suffix = sum(map(is_image_name, values)) > len(values) / 2
-        return number > 0, number > 0 and has_suffix, name.lower() in _PATHS, number
-
-    return rank
-
-
 def _judge_tables(view: FolderView, tables: Sequence[Table]) -> Meaning | Question | str:
     """Finds the meaning of the columns that these tables share."""
-    first, rows = tables[0], [row for table in tables for row in table.rows]
-    sizes = [size for table in tables for size in table.sizes]
-    meaning = find_meaning(rows, first.names, sizes, view.chosen, "columns.label")
-    if meaning == "" and first.names:
-        choices = [{"columns.label": name} for name in first.names[:5]]
-        text = f"which of its columns {join_names(first.names)} has the classes is not clear"
+    rows = [row for table in tables for row in table.rows]
+    sizes = [size for table in tables for size in _measure(view, table)]
+    names, path = tables[0].names, tables[0].path
+    meaning = Columns(rows, names, sizes, view.chosen, "columns.label").find_meaning()
+    if meaning == "" and names:
+        choices = [{"columns.label": name} for name in names[:5]]
+        text = f"which of its columns {join_names(names)} has the classes is not clear"
         return Question(text, choices)
     if isinstance(meaning, Meaning) and meaning.task == "classification" and meaning.label:
-        return find_multi_label(rows, first.path, meaning.label) or meaning
+        label = meaning.label
+        pairs = {(row.get(path), str(find_field(row, label))) for row in rows}
+        images = Counter(image for image, _ in pairs)
+        if several := sum(number > 1 for number in images.values()):
+            return (
+                f"{several:,} of {len(images):,} images have several classes in the column {label}:"
+                " multi-label classification is not supported. If its rows are boxes, name the "
+                "columns: --source task=detection --source corners=[...]"
+            )
     return meaning
 
 
 def _guess_header(first: Sequence[str]) -> str:
     """The header for a table that has none, by its first line."""
+    names = {index: "path" for index, cell in enumerate(first) if is_image_name(cell)}
     is_number = [cell.replace(".", "", 1).lstrip("-").isdigit() for cell in first]
-    names = ["path" if is_image_name(cell) else "" for cell in first]
     numbers = [index for index, is_one in enumerate(is_number) if is_one]
-    rest = [i for i, name in enumerate(names) if not name and not is_number[i]]
     if len(numbers) in (4, 6):
         usual = ("xmin", "ymin", "xmax", "ymax", "width", "height")
-        for index, name in zip(numbers, usual, strict=False):
-            names[index] = name
-    for index in [i for i in rest if find_split(first[i])][:1]:  # Google's AutoML begins with it
+        names |= zip(numbers, usual, strict=False)
+    rest = [index for index in range(len(first)) if index not in names]
+    texts = [index for index in rest if not is_number[index]]
+    for index in [i for i in texts if find_split(first[i])][:1]:  # Google's AutoML begins with it
         names[index] = "split"
-        rest.remove(index)
-    for index in rest[:1] or [i for i, name in enumerate(names) if not name][:1]:
+    for index in [index for index in (*texts, *rest) if index not in names][:1]:
         names[index] = "label"
-    return ",".join(name or f"column_{index}" for index, name in enumerate(names))
+    return ",".join(names.get(index, f"column_{index}") for index in range(len(first)))
 
 
-def _measure(
-    view: FolderView, rows: Sequence[Row], path: str, find_by: str, images: str
-) -> list[Any]:
+def _measure(view: FolderView, table: Table) -> list[Size | None]:
     """The sizes of the rows' images, of the first images that are found."""
-    sizes: dict[Any, Any] = {}
-    for row in rows:
-        name = row.get(path)
+    sizes: dict[Any, Size | None] = {}
+    for row in table.rows:
+        name = row.get(table.path)
         if name not in sizes and len(sizes) < _MAX_MEASURED and isinstance(name, str):
-            sizes[name] = view.measure_image(name, images, find_by == "name")
-    return [sizes.get(row.get(path)) for row in rows]
+            sizes[name] = view.measure_image(name, table.images, table.find_by == "name")
+    return [sizes.get(row.get(table.path)) for row in table.rows]
 
 
 def _match_tables(
-    kind: str,
-    view: FolderView,
-    tables: Sequence[Table],
-    splits: Sequence[str | None],
-    meaning: Meaning,
-    remark: str = "",
+    kind: str, view: FolderView, parts: Sequence[tuple[Table, str | None]], meaning: Meaning
 ) -> SourceMatch:
-    first = tables[0]
-    columns = {"path": first.path, "label": meaning.label, **meaning.others}
-    if meaning.boxes:
-        columns["boxes"] = meaning.boxes
-    has_boxes = meaning.task == "detection"
-    corners = list(meaning.corners)
+    first, corners = parts[0][0], list(meaning.corners)
+    columns = {"path": first.path, "label": meaning.label, **meaning.others, "boxes": meaning.boxes}
     if meaning.box_format == "xyxy" and corners:
-        columns |= dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
+        columns |= zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
         corners = []
     columns = {ours: theirs for ours, theirs in columns.items() if theirs and ours != theirs}
-    parts: list[dict[str, Any]] = [
-        {"manifest": table.file.key}
-        | unless("images", table.images, ".")
-        | unless("split", split, None)
-        for table, split in zip(tables, splits, strict=True)
+    places: list[dict[str, Any]] = [
+        {"manifest": t.file.key, **unless("images", t.images, "."), **unless("split", split, None)}
+        for t, split in parts
     ]
-    keys: dict[str, Any] = parts[0] if len(parts) == 1 else {"parts": parts}
-    keys |= get_task(has_boxes) | unless("columns", columns, {})
-    keys |= unless("find_by", first.find_by, "path")
-    keys |= unless("corners", corners, []) | unless("box_format", meaning.box_format, "xyxy")
-    keys |= unless("units", meaning.units, "pixels")
-    keys |= unless("one_hot", list(meaning.one_hot), [])
-    keys |= unless("single_class", meaning.single_class, "")
-    noun = "boxes" if has_boxes else "labels"
+    keys: dict[str, Any] = places[0] if len(places) == 1 else {"parts": places}
+    keys |= get_task(meaning.task == "detection")
+    for name, value, usual in (
+        ("columns", columns, {}),
+        ("find_by", first.find_by, "path"),
+        ("corners", corners, []),
+        ("box_format", meaning.box_format, "xyxy"),
+        ("units", meaning.units, "pixels"),
+        ("one_hot", list(meaning.one_hot), []),
+        ("single_class", meaning.single_class, ""),
+    ):
+        keys |= unless(name, value, usual)
+    noun = "boxes" if meaning.task == "detection" else "labels"
     reason = "; ".join(
         f"{table.file.key} names images{say_folder(table.images)} with {noun}"
         f"{' by their file names' if table.find_by == 'name' else ''} "
-        f"({table.num_found:,} of the first {count(min(len(table.rows), _MAX_LOOKED_UP), 'row')} "
+        f"({table.num_found:,} of the first {count(len(table.rows[:_MAX_LOOKED_UP]), 'row')} "
         "looked up were found)"
-        for table in tables
+        for table, _ in parts
     )
-    notes = [*meaning.notes, *([remark] if remark else [])]
     # A table with the columns of another tool may be a copy of the XML files beside it.
     is_copy = bool(columns and view.list_candidates(".xml"))
-    return SourceMatch(kind, reason, keys, is_certain=not is_copy, notes=notes)
+    return SourceMatch(kind, reason, keys, is_certain=not is_copy, notes=meaning.notes)
 
 
 def read_corners(reader: ManifestReader, fields: Row) -> list[Box]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, open_raw, translate_read_errors
-from beam_jobs.sources.columns import Meaning, find_meaning, list_names
+from beam_jobs.sources.columns import Columns, Meaning, list_names
 from beam_jobs.sources.folder_view import (
     FolderView,
     Question,
@@ -191,7 +191,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
             with contextlib.suppress(Reject):
                 objects.append(parse_json_object(content))
                 sizes.append(read_size(io.BytesIO(images.get(name.partition(".")[0], b""))))
-    found = find_meaning(objects, list_names(objects), sizes, view.chosen, "label")
+    found = Columns(objects, list_names(objects), sizes, view.chosen, "label").find_meaning()
     if isinstance(found, Question):
         yield found._replace(type="webdataset", reason=f"{files[0].key}: {found.reason}")
     elif found or suffixes & {"cls", "txt"}:

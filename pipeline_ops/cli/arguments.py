@@ -102,17 +102,19 @@ def add_output(parser: argparse.ArgumentParser, name: str, help_text: str) -> No
     parser.add_argument("--output", metavar=name, type=Path, help=help_text)
 
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(
+    texts: Iterable[str], option: str = "--set", example: str = "train.epochs=3"
+) -> dict[str, Any]:
     """Converts `["train.epochs=3"]` to `{"train.epochs": 3}`. Raises ConfigError."""
     overrides = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"--set {text}: expected KEY=VALUE, for example train.epochs=3.")
+            raise ConfigError(f"{option} {text}: expected KEY=VALUE, for example {example}.")
         try:
             overrides[key.strip()] = parse_value(value)
         except ConfigError as error:
-            raise ConfigError(f"--set {text}: {error}") from None
+            raise ConfigError(f"{option} {text}: {error}") from None
     return overrides
 
 

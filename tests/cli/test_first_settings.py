@@ -116,7 +116,7 @@ def fit(minutes: float, step: float = 0.3, train: int = 270, sizes=((480, 640),)
 def test_a_training_takes_no_more_steps_than_its_recipe():
     budget = fit(1000)
     assert budget.settings == choose([(480, 640)], "detection", train=270, sides=(0.08,) * 10)
-    assert 2000 - 17 < budget.num_steps < 2000 + 17
+    assert 2000 - 17 < budget.settings.num_steps < 2000 + 17
     assert 2000 * 0.3 < budget.seconds < 2 * 2000 * 0.3
 
 
@@ -132,7 +132,7 @@ def test_images_get_smaller_if_too_few_steps_would_be_left():
     budget = fit(7, step=0.6)
     assert (budget.settings.height, budget.settings.width) == (128, 192)
     assert budget.settings.size_reason.endswith("scaled by 0.75 to save time")
-    assert budget.num_steps >= 800 and not budget.shortage
+    assert budget.settings.num_steps >= 800 and not budget.shortage
 
 
 def test_a_budget_without_a_useful_training_says_how_many_minutes_one_needs():
@@ -149,7 +149,7 @@ def test_a_budget_without_a_useful_training_says_how_many_minutes_one_needs():
 
 def test_a_few_images_keep_their_size_and_no_minutes_are_asked_for():
     budget = fit(1000, train=4)
-    assert budget.num_steps == 300 * 2 < budget.settings.recipe.min_steps
+    assert budget.settings.num_steps == 300 * 2 < budget.settings.recipe.min_steps
     assert not budget.shortage
     assert (budget.settings.height, budget.settings.width) == (192, 256)
 

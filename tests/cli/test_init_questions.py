@@ -123,8 +123,8 @@ def test_the_picture_that_boxes_were_drawn_on_is_asked_where_exif_turns_it(tmp_p
 @pytest.mark.parametrize(
     "text, fault",
     [
-        ("class_folder", "must be KEY=VALUE"),
-        ("a=[", "the value is not YAML"),
+        ("class_folder", "expected KEY=VALUE, for example columns.label=breed"),
+        ("a=[", "--source a=[: not valid YAML"),
         ("no_such=1", "no_such"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,11 @@ def test_the_folder_at_which_paths_start_is_found(tmp_path, names, beside, found
     for name in ("a/1.jpg", "a/2.jpg", "b/1.jpg"):
         add(tmp_path, name, "")
     assert view_folder(tmp_path).find_images_folder(names, beside) == found
+
+
+@pytest.mark.parametrize("name", ["U\u0308ber 1.jpg", "a%20b.jpg"])
+def test_the_folder_of_an_image_does_not_depend_on_how_its_name_is_written(tmp_path, name):
+    add(tmp_path, f"images/{name}", "")
+    given = unicodedata.normalize("NFC", name)
+    assert view_folder(tmp_path).find_images_folder([given], "labels.csv") == ("images", 1)
+    assert view_folder(tmp_path).find_images_folder([f"images/{given}"], "") == (".", 1)

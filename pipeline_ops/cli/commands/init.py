@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,19 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text, make_int_parser
-from pipeline_ops.cli.first_config.settings import choose_settings, fit_to_budget
+from pipeline_ops.cli.arguments import (
+    Commands,
+    add_command,
+    add_output,
+    load_text,
+    make_int_parser,
+    parse_overrides,
+)
+from pipeline_ops.cli.first_config.settings import (
+    Budget,
+    choose_settings,
+    fit_to_budget,
+)
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import (
@@ -32,7 +43,7 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
-    from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
+    from beam_jobs.sources.folder_view import FolderView, SourceMatch
     from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _MAX_REJECTS_SHOWN = 10
@@ -43,6 +54,7 @@ _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
 _MAX_NAME_LENGTH = 63
 _MAX_CLASSES_SHOWN = 20
+_DUMP_OPTIONS: dict[str, Any] = {"allow_unicode": True, "sort_keys": False, "width": math.inf}
 _COMMENT_COLUMN, _MAX_HEAD_COLUMNS = 50, 145
 
 
@@ -64,6 +76,7 @@ def add_parser(commands: Commands) -> None:
         "--source",
         metavar="KEY=VALUE",
         action="append",
+        default=[],
         help="A key of preprocess.source, such as columns.label=breed, if the data do not tell. "
         "May be repeated.",
     )
@@ -96,13 +109,14 @@ def init(arguments: argparse.Namespace) -> int:
     images. Reads names, annotations and a sample of the images. Writes one YAML file
     with a comment for each key. Overwrites no existing file without --force.
     """
-    from beam_jobs.sources.folder_view import view_folder
+    from beam_jobs.sources.folder_view import Question, count, view_folder
     from beam_jobs.sources.recognition import list_recognisers, make_question_error, recognise
     from beam_jobs.sources.tfrecord import find_class_order
 
     if arguments.type and arguments.type not in (kinds := list_recognisers()):
         raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(kinds)}.")
-    view = view_folder(arguments.path, chosen=dict(map(_parse_key, arguments.source or ())))
+    chosen = parse_overrides(arguments.source, "--source", "columns.label=breed")
+    view = view_folder(arguments.path, chosen=chosen)
     match = recognise(view, arguments.type)
     named = Path(os.path.abspath(arguments.path))
     folder = (named.parent if view.named_file else named) / match.below
@@ -119,20 +133,21 @@ def init(arguments: argparse.Namespace) -> int:
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view, output)
     if data.num_unclear:
-        question = _ask_orientation(match.type, data)
+        text = (
+            f"{count(data.num_unclear, 'image')} of {data.total:,} are turned by EXIF, and the "
+            "annotations do not tell whether their boxes were drawn on the turned picture "
+            "(upright, as most tools show it) or on the stored one"
+        )
+        choices = [{"boxes.drawn_on": each} for each in ("upright", "stored")]
+        question = Question(text, choices, match.type)
         raise make_question_error(str(arguments.path), question, view.chosen)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None
     settings = choose_settings(data, has_gpu, weights.name if weights else "")
-    render = partial(
-        _render_config,
-        match.reason,
-        data,
-        pipeline=pipeline,
-        source=source,
-        weights=_make_config_path(weights, weights, output) if weights else "",
-    )
+    own = _make_config_path(weights, weights, output) if weights else ""
+    values = {"pipeline": pipeline, "source": source, "weights": own}
+    render = partial(_render_config, reason=match.reason, data=data, **values)
     text, budget = render(settings=settings, budget=None), None
     problem = f"{output}: was not written, because the config would be invalid"
     config = load_text(text, output.name, problem)
@@ -163,11 +178,9 @@ def init(arguments: argparse.Namespace) -> int:
         (place.write if arguments.force else place.create)(text.encode())
     except FileExistsError:
         raise _make_exists_error(output) from None
-    _print_data(folder, match, data, view.is_complete)
-    if budget:
-        print(f"  {'time':<10}{budget.describe()}")
-        if budget.shortage:
-            print(f"  {'too short':<10}{budget.shortage}")
+    print(_make_printable(str(folder)))
+    for name, fact in _list_facts(match, data, budget, view.is_complete):
+        print(f"  {name:<10}{_make_printable(fact)}")
     command = f"trainyard {{}} {output}"
     print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
@@ -185,13 +198,7 @@ def _render_config(reason: str, data: DataSummary, **values: Any) -> str:
         num_images=_describe_splits(data),
         number="{:,}".format,
         make_printable=_make_printable,
-        dump=partial(
-            yaml.safe_dump,
-            default_flow_style=True,
-            allow_unicode=True,
-            sort_keys=False,
-            width=math.inf,
-        ),
+        dump=partial(yaml.safe_dump, default_flow_style=True, **_DUMP_OPTIONS),
         **values,
     )
     rows = (line.partition("\t") for line in text.splitlines())
@@ -216,32 +223,11 @@ def make_name(folder: str) -> str:
     return name or "my_data"
 
 
-def _ask_orientation(kind: str, data: DataSummary) -> Question:
-    from beam_jobs.sources.folder_view import Question, count
-
-    text = (
-        f"{count(data.num_unclear, 'image')} of {data.total:,} are turned by EXIF, and the "
-        "annotations do not tell whether their boxes were drawn on the turned picture (upright, "
-        "as most tools show it) or on the stored one"
-    )
-    return Question(text, [{"boxes.drawn_on": each} for each in ("upright", "stored")], kind)
-
-
-def _parse_key(text: str) -> tuple[str, Any]:
-    """A key of the source and its value, from KEY=VALUE with the value in YAML."""
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError(f"--source {text}: must be KEY=VALUE, such as columns.label=breed.")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--source {text}: the value is not YAML: {error}") from None
-
-
 def _read_data(
     source: dict[str, Any], match: SourceMatch, view: FolderView, output: Path
 ) -> DataSummary:
     """Reads the data set as the job would. Raises DataError for values that no source may have."""
+    from beam_jobs.sources.parsing import escape_surrogates
     from pipeline_ops.cli.first_config.data_summary import summarise
 
     place = str(source["path"])
@@ -250,13 +236,10 @@ def _read_data(
             f"{place}: a bracket in the path of a source stands for the data interval of a run. "
             "Rename the folder."
         )
+    if (shown := escape_surrogates(place)) != place:
+        raise DataError(f"{shown}: a path in a YAML file must be UTF-8. Rename the folder.")
     try:
-        place.encode()
         return summarise(source, view.enter(match.below), output)
-    except UnicodeEncodeError:
-        raise DataError(
-            f"{ascii(place)[1:-1]}: a path in a YAML file must be UTF-8. Rename the folder."
-        ) from None
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
@@ -268,44 +251,42 @@ def _read_data(
         ) from None
 
 
-def _print_data(folder: Path, match: SourceMatch, data: DataSummary, is_complete: bool) -> None:
-    from beam_jobs.sources.folder_view import count
+def _list_facts(
+    match: SourceMatch, data: DataSummary, budget: Budget | None, is_complete: bool
+) -> Iterator[tuple[str, str]]:
+    """The lines about a data set and the training, each with the word before it."""
+    from beam_jobs.sources.folder_view import count, join_names
 
-    rows = [
-        ("source", f"{match.type} ({'certain' if match.is_certain else 'likely'}): {match.reason}"),
-        *(("inferred", note) for note in match.notes),
-        ("task", data.task),
-        ("classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"),
-        ("images", f"{_describe_splits(data)}; {_describe_sizes(data)}"),
-        *(("sampled", remark) for remark in data.remarks),
-        *(("look at", note) for note in data.notes),
-    ]
+    certainty = "certain" if match.is_certain else "likely"
+    yield "source", f"{match.type} ({certainty}): {match.reason}"
+    yield from (("inferred", note) for note in match.notes)
+    yield "task", data.task
+    yield "classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"
+    yield "images", f"{_describe_splits(data)}; {_describe_sizes(data)}"
+    yield from (("sampled", remark) for remark in data.remarks)
+    yield from (("look at", note) for note in data.notes)
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
-        text = (
-            f"one of {count(num_test, 'test image')} changes the gate's figure by "
-            f"{1 / num_test:.0%}, so the gate says little. Add images"
-        )
-        rows.append(("too few", text))
+        tests = f"one of {count(num_test, 'test image')} changes the gate's figure by"
+        yield "too few", f"{tests} {1 / num_test:.0%}, so the gate says little. Add images"
     if data.untested:
-        rest = f" and {len(data.untested) - 3:,} more classes" if len(data.untested) > 3 else ""
-        text = (
-            f"no test image of {', '.join(data.untested[:3])}{rest} (the first image of a class is "
-            "for training), so no figure says how well these are recognised. Add images"
+        names = join_names(data.untested, 3) + (" classes" if len(data.untested) > 3 else "")
+        yield (
+            "too few",
+            f"no test image of {names} (the first image of a class is for training), so no figure "
+            "says how well these are recognised. Add images",
         )
-        rows.append(("too few", text))
     if not is_complete:
-        rows.append(("sampled", "only a part of the names in the folder was listed"))
+        yield "sampled", "only a part of the names in the folder was listed"
     if data.found.rejected:
-        rows.append(("rejected", data.found.describe_rejects()))
-    rows += [
-        ("rejected", f"{each.key}: {each.reason}, {each.detail}")
-        for each in data.sample.rejected[:_MAX_REJECTS_SHOWN]
-    ]
+        yield "rejected", data.found.describe_rejects()
+    for each in data.sample.rejected[:_MAX_REJECTS_SHOWN]:
+        yield "rejected", f"{each.key}: {each.reason}, {each.detail}"
     if (hidden := len(data.sample.rejected) - _MAX_REJECTS_SHOWN) > 0:
-        rows.append(("rejected", f"{hidden:,} more images that `decode` rejects"))
-    print(_make_printable(str(folder)))
-    for name, text in rows:
-        print(f"  {name:<10}{_make_printable(text)}")
+        yield "rejected", f"{hidden:,} more images that `decode` rejects"
+    if budget:
+        yield "time", budget.describe()
+    if budget and budget.shortage:
+        yield "too short", budget.shortage
 
 
 def _make_printable(text: str) -> str:
@@ -317,12 +298,10 @@ def _make_printable(text: str) -> str:
 
 
 def _describe_classes(labels: Mapping[str, int], with_counts: bool = False) -> str:
-    names = sorted(labels)
-    shown = [
-        f"{name} ({labels[name]:,})" if with_counts else name for name in names[:_MAX_CLASSES_SHOWN]
-    ]
-    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
-    return _make_printable(", ".join(shown)) + more
+    from beam_jobs.sources.folder_view import join_names
+
+    names = [f"{name} ({labels[name]:,})" if with_counts else name for name in sorted(labels)]
+    return _make_printable(join_names(names, _MAX_CLASSES_SHOWN))
 
 
 def _describe_sizes(data: DataSummary) -> str:

@@ -12,7 +12,7 @@ import itertools
 import posixpath
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -148,8 +148,15 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         if not found.rejected:
             raise
         raise DataError(f"{error} {found.describe_rejects()}") from None
-    _check_reading(found, listing.folder)
+    num_misread = sum(entry.reason in _MISREAD for entry in found.rejected)
+    if num_misread > _MAX_MISREAD * len(found.records):
+        raise DataError(
+            f"{listing.folder}: {found.describe_rejects()}. So many say that the data are read "
+            "wrongly. Correct them, or write preprocess.source by hand (docs/data-sources.md)."
+        )
     given = {record.split for record in found.records}
+    by_class = count_planned_labels(by_split)
+    untested = sorted({*itertools.chain(*by_class.values())} - by_class["test"].keys())
     return DataSummary(
         infer_task(found.records),
         Counter(label for record in found.records for label in record.learned_labels),
@@ -160,20 +167,10 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         sample,
         factor,
         remarks,
-        _list_untested(by_split) if factor == 1 else (),
+        untested if factor == 1 else (),
         _count_unclear(found.records, listing.folder, sample),
         describe_records(by_split),
     )
-
-
-def _check_reading(found: SourceRecords, folder: RawFolder) -> None:
-    """Raises DataError if the annotations seem to mean something else than what was read."""
-    reasons = Counter(entry.reason for entry in found.rejected)
-    if sum(reasons[name] for name in _MISREAD) > _MAX_MISREAD * len(found.records):
-        raise DataError(
-            f"{folder}: {found.describe_rejects()}. So many say that the data are read wrongly. "
-            "Correct them, or write preprocess.source by hand (docs/data-sources.md)."
-        )
 
 
 def _count_unclear(records: Sequence[Record], folder: RawFolder, sample: DecodedSample) -> int:
@@ -181,10 +178,10 @@ def _count_unclear(records: Sequence[Record], folder: RawFolder, sample: Decoded
 
     Of images inside other files, those of the sample are looked at.
     """
-    is_packed = not isinstance(records[0].file, RawFile)
-    number = sum(each.reason == "unclear_orientation" for each in sample.rejected) * is_packed
-    ordered = sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
-    for record in ordered[:_MAX_ORIENTED]:
+    if not isinstance(records[0].file, RawFile):
+        return sum(each.reason == "unclear_orientation" for each in sample.rejected)
+    number = 0
+    for record in _shuffle(records)[:_MAX_ORIENTED]:
         frame = record.frame
         if record.boxes and frame and not frame.drawn_on and isinstance(record.file, RawFile):
             with open_raw(record.file, folder) as opened:
@@ -197,63 +194,51 @@ def _choose_split(
 ) -> tuple[Split, dict[str, list[Record]]]:
     """Returns the shares of the splits, and the records in each."""
 
-    def explain_empty(_: str) -> str:
-        return f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
-
-    has_free = any(record.split is None for record in records)
-    is_small = has_free and len(records) * factor < _STRATIFIED_BELOW
+    is_small = len(records) * factor < _STRATIFIED_BELOW and any(not r.split for r in records)
     names, task = collect_class_names(records), infer_task(records)
+    too_few = f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
     problems = []
     for shares, stratify in itertools.product(_SPLITS, (True,) if is_small else (False, True)):
         split = shares.model_copy(update={"stratify": stratify})
         by_split = split_records(records, split)
         try:
             labels, crowds = count_planned_labels(by_split), count_planned_crowds(by_split)
-            check_labels(labels, names, source, task, explain_empty, _CURE, crowds)
+            check_labels(labels, names, source, task, lambda _: too_few, _CURE, crowds)
             return split, by_split
         except DataError as error:
             problems.append(error)
     raise problems[-1]
 
 
-def _list_untested(by_split: Mapping[str, Sequence[Record]]) -> list[str]:
-    """The classes without a test image."""
-    labels = count_planned_labels(by_split)
-    names = {name for counts in labels.values() for name in counts}
-    return sorted(name for name in names if not labels["test"].get(name))
+def _shuffle(records: Sequence[Record]) -> list[Record]:
+    """The records in an order that depends on their keys alone, as a sample needs it."""
+    return sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
 
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
     """Decodes some images. Files that do not look like images are tried by themselves."""
-    ordered = sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
-    usual = [record for record in ordered if is_image_name(record.file.key)]
-    unusual = [record for record in ordered if not is_image_name(record.file.key)]
     sizes: list[tuple[int, int]] = []
     sides: list[float] = []
     rejected: list[RejectedRecord] = []
-    num_rejected = 0.0
-    is_grey, bits = True, 0
+    num_rejected, is_grey, bits = 0.0, True, 0
     started = time.perf_counter()
-    for group in (usual, unusual):
+    for is_usual in (True, False):
+        group = [each for each in _shuffle(records) if is_image_name(each.file.key) == is_usual]
         tried, before = group[:_MAX_DECODED], len(rejected)
         reader = RawReader((record.file for record in tried), folder)
         for record in tried:
             try:
                 example = decode(record.to_example(reader.read(record.file)), Decode())
             except Reject as reject:
-                rejected.append(
-                    RejectedRecord(
-                        key=record.key, stage="decode", reason=reject.reason, detail=reject.detail
-                    )
-                )
+                fault = {"reason": reject.reason, "detail": reject.detail}
+                rejected.append(RejectedRecord(key=record.key, stage="decode", **fault))
                 continue
             height, width, _ = example.shape
             sizes.append((height, width))
             sides += [box.shorter_side / max(height, width) for box in example.boxes or ()]
             is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
             bits = max(bits, count_bits(example.encoded))
-        if tried:
-            num_rejected += (len(rejected) - before) * len(group) / len(tried)
+        num_rejected += (len(rejected) - before) * len(group) / max(1, len(tried))
     if not sizes:
         first = rejected[0]
         raise DataError(
@@ -285,23 +270,22 @@ def sample_listing(
     if isinstance(source, PackedSource):
         return _sample_containers(source, listing, max_bytes)
     folder = _FILE_PER_IMAGE.get(source.type, "")
-    total = sum(_is_in(folder, file) for file in listing.files)
+    annotations = {file.key for file in listing.files if _is_in(folder, file)}
+    total = len(annotations)
     if total <= max_files:
         return listing, 1.0, ()
-    files = []
-    for file in listing.files:
-        is_sampled = _is_in(folder, file) or is_image_name(file.key)
-        # Of image and annotation.
-        stem = posixpath.splitext(posixpath.basename(file.key))[0].casefold()
-        share = hash_key(b"init", 0, stem) / 2**64 if is_sampled else 0.0
-        if share < max_files / total and not _is_in("ImageSets", file):
-            files.append(file)
-    number = sum(_is_in(folder, file) for file in files)
-    remark = (
-        f"{number:,} of {count(total, 'annotation file')} were read, and no lists of splits in "
-        "ImageSets"
-    )
-    return Listing(listing.folder, tuple(files), listing.rejected), total / number, (remark,)
+
+    def is_kept(file: RawFile) -> bool:
+        stem = posixpath.splitext(posixpath.basename(file.key))[0]  # of image and annotation
+        is_sampled = file.key in annotations or is_image_name(file.key)
+        share = hash_key(b"init", 0, stem.casefold()) / 2**64 if is_sampled else 0.0
+        return share < max_files / total and not _is_in("ImageSets", file)
+
+    files = tuple(filter(is_kept, listing.files))
+    number = sum(file.key in annotations for file in files)
+    read = f"{number:,} of {count(total, 'annotation file')} were read"
+    remarks = [f"{read}, and no lists of splits in ImageSets"]
+    return Listing(listing.folder, files, listing.rejected), total / number, remarks
 
 
 def _sample_containers(
@@ -311,14 +295,14 @@ def _sample_containers(
     left_out: set[str] = set()
     used = total = 0
     for part in source.parts:
-        matching = [file for file in listing.files if fnmatchcase(file.key, part.files)]
         num_bytes = 0
-        for index, file in enumerate(matching):
-            if index and num_bytes + file.num_bytes > max_bytes:
+        for file in [each for each in listing.files if fnmatchcase(each.key, part.files)]:
+            total += file.num_bytes
+            if num_bytes and num_bytes + file.num_bytes > max_bytes:
                 left_out.add(file.key)
             else:
                 num_bytes += file.num_bytes
-        used, total = used + num_bytes, total + sum(file.num_bytes for file in matching)
+        used += num_bytes
     if not left_out:
         return listing, 1.0, ()
     files = tuple(file for file in listing.files if file.key not in left_out)

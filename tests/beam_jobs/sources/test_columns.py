@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from beam_jobs.sources.box_formats import judge_formats, to_corners
-from beam_jobs.sources.columns import Meaning, find_meaning, parse_numbers
+from beam_jobs.sources.columns import Columns, Meaning, parse_numbers
 from beam_jobs.sources.folder_view import Question, view_folder
 from beam_jobs.sources.recognition import merge_keys, recognise
 from pipeline_ops.errors import DataError
@@ -109,7 +109,7 @@ def coordinates(box_format: str, *names: str) -> dict:
 
 def mean(table: list[dict], **chosen):
     sizes = [(HEIGHT, WIDTH)] * len(table)
-    return find_meaning(table, list(table[0]), sizes, chosen, "columns.label")
+    return Columns(table, list(table[0]), sizes, chosen, "columns.label").find_meaning()
 
 
 @pytest.mark.parametrize(
@@ -269,3 +269,21 @@ def test_the_question_of_a_folder_is_two_commands(tmp_path):
     assert f"{command}xyxy\n" in str(caught.value) and f"{command}xywh" in str(caught.value)
     match = recognise(view_folder(tmp_path, chosen={"box_format": "xywh"}))
     assert (match.keys["box_format"], match.keys["columns"]) == ("xywh", {"boxes": "bbox"})
+
+
+ONE, BOX = {"label": "cat"}, {"bbox": [1, 2, 30, 40]}
+
+
+@pytest.mark.parametrize(
+    "lines, wanted",
+    [
+        ([ONE | {"bbox": [1, 2, 3, 10**400]}], "may be boxes, which are not known"),
+        ([ONE | {"boxes": [{"xmin": "a", "ymin": 2, "xmax": 3, "ymax": 4}]}], "detection"),
+        ([ONE | BOX | {"width": 64, "height": 48}, ONE | BOX], "fit alike"),
+        ([ONE | {"x": 20, "y": 20, "width": 10, "height": 10}], "fit alike"),
+    ],
+)
+def test_rows_that_differ_or_have_odd_numbers_are_judged(lines, wanted):
+    columns = Columns(lines, list(lines[0]), [None] * len(lines), {}, "columns.label")
+    found = columns.find_meaning()
+    assert wanted in (found.task if isinstance(found, Meaning) else found.reason)

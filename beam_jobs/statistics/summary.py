@@ -79,23 +79,17 @@ def measure_example(
     raw_shape: tuple[int, int, int], num_bytes: int, example: Example
 ) -> ExampleMeasurements:
     """Measures an example as stored, with shape and size of its raw image and file."""
-    height, width, _ = example.shape
-    brightness, contrast = measure_brightness_and_contrast(example.image)
-    channels = measure_channels(example.image)
     boxes = None
     if example.boxes is not None:
         boxes = [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
-    is_labelled = int(bool(example.label))
     return ExampleMeasurements(
         *raw_shape[:2],
         num_bytes,
-        height,
-        width,
-        brightness,
-        contrast,
-        is_labelled,
+        *example.shape[:2],
+        *measure_brightness_and_contrast(example.image),
+        int(bool(example.label)),
         boxes,
-        channels,
+        measure_channels(example.image),
     )
 
 

@@ -126,7 +126,9 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
     engine_job = EngineJob(runner, f"trainyard-{exchange.folder.name}")
     check = beam.ParDo(CheckWorker(exchange, _add_versions(request)))
     silent_at = time.monotonic() + _CHECK_SECONDS
-    try:
+    with contextlib.ExitStack() as ending:
+        ending.callback(exchange.folder.remove_tree)
+        ending.callback(engine_job.cancel)
         engine_job.start(lambda pipeline: pipeline | beam.Create(["doctor"]) | check)
         while not engine_job.is_over():
             if failure := engine_job.find_failure():
@@ -136,11 +138,6 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
                 raise MachineError(f"no worker answers after {_CHECK_SECONDS} s. {causes}")
             time.sleep(exchange.seconds)
         exchange.raise_error()
-    finally:
-        try:
-            engine_job.cancel()
-        finally:
-            exchange.folder.remove_tree()
 
 
 def _list_causes(runner: BeamRunner, root: object) -> str:

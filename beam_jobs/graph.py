@@ -26,7 +26,6 @@ from apache_beam import coders
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.worker.statesampler import StateSampler
 
 from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
@@ -35,8 +34,6 @@ from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, submit
 from pipeline_ops.errors import MachineError, TrainyardError
 
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
-# At the end of a bundle, Beam joins a thread that sleeps for this time, 200 ms by default.
-StateSampler.__init__.__defaults__ = (10,)  # milliseconds
 
 coders.registry.register_coder(ShardTask, coders.RowCoder)
 

@@ -24,12 +24,12 @@ from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics.dataset import (
+    add_remarks,
     collect_statistics,
-    describe_dataset,
     find_duplicates,
-    measure_fullest,
 )
 from beam_jobs.statistics.summary import (
+    ShardSummary,
     Summary,
     check_shapes,
     compute_class_weights,
@@ -79,46 +79,22 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     reference = describe.read_reference(job.request.inputs)
     hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
     decision = duplicates.decide_collection(config, source.found.records, hashes)
-    validate_plan(config, source, decision)
-    try_stages(source, config, config_file, job.request.training)
-    if training := job.request.training:
-        model = f"train.model {training.train['model']}"
-        job.progress.report("check", message=f"whether {model} can be trained on these data")
-        validate_model(training, config, source, _find_layout(job))
+    _check_before_work(job, config, source, decision)
     delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
-    num_files, num_shards = len(source.listing.files), len(delta.shards)
-    job.progress.report("plan", num_shards, num_shards, "shards")
-    _log.info("%d files, %d classes, %d shards", num_files, len(source.class_names), num_shards)
     if previous:
         _log.info("%s", delta.reason)
     unchanged = generations.take_over(delta, previous, draft)
-    spec = ShardBuildSpec(
-        source.folder,
-        draft.target,
-        tuple(config.stages),
-        source.class_names,
-        RawTestQuota.divide(config.raw_test_files, delta.shards),
-        config_file,
-    )
-    built = _run_beam(job, config, delta.shards, spec, "preprocess")
-    draft.stored = [file for summary in built for file in summary.files]
-    draft.remove_others()
+    built = _build_shards(job, config, source, delta.shards, draft)
     summaries = [*unchanged, *built]
     check_shapes(summaries, job.request.config_file)
-    rejected, unread = quarantine.collect_rejected(source, decision, summaries, draft.target)
-    draft.stored += unread
-    quarantine.write_rejected_list(draft.folder / dataset.QUARANTINE, rejected)
+    rejected = quarantine.collect_rejected(source, decision, summaries, draft)
     figures = compute_figures(summaries, source.class_names, rejected, source.task)
-    stages = describe_stages(config)
-    figures = figures.model_copy(update=delta.figures | {"stages": stages})
+    figures = figures.model_copy(update=delta.figures | {"stages": describe_stages(config)})
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     statistics = collect_statistics(summaries, figures, copies)
-    numbers = measure_fullest(statistics, decision.by_split)
-    figures = figures.model_copy(update=numbers)
-    warnings = describe_dataset(statistics, figures)
-    for warning in warnings:
+    figures = add_remarks(figures, statistics, decision.by_split)
+    for warning in figures.warnings:
         _log.warning("%s", warning)
-    figures = figures.model_copy(update={"warnings": warnings})
     bad = filter(None, quarantine.read_bad_records(rejected, source))
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
     with describe.keep_page_of_refused_data(job, draft.folder):
@@ -127,14 +103,46 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         labels, names = count_labels(summaries), source.class_names
         check_labels(labels, names, str(source.folder), source.task, explain_empty)
         describe.check_comparison(comparison, config, job.request.config_file)
-    entries = [
-        *delta.unchanged,
-        *generations.build_index_entries(delta.shards, built, decision.quarantined, hashes),
-    ]
+    entries = generations.build_index_entries(delta, built, decision.quarantined, hashes)
     dataset.write_index(draft.folder / dataset.INDEX, entries)
-    write_json(draft.folder / dataset.STAGES, [stage.model_dump(mode="json") for stage in stages])
     generations.write_record_lengths(draft.folder, built, delta.kept, previous)
-    _fill_manifest(draft, config, figures)
+    _write_figures(draft, config, figures)
+
+
+def _check_before_work(
+    job: Job, config: Preprocess, source: SourceData, decision: duplicates.CollectionDecision
+) -> None:
+    """Finds what can be found without a shard: a lost class, an unserved stage, a wrong model."""
+    validate_plan(config, source, decision)
+    try_stages(source, config, Path(job.request.config_file), job.request.training)
+    if training := job.request.training:
+        model = f"train.model {training.train['model']}"
+        job.progress.report("check", message=f"whether {model} can be trained on these data")
+        validate_model(training, config, source, _find_layout(job))
+
+
+def _build_shards(
+    job: Job,
+    config: Preprocess,
+    source: SourceData,
+    plans: Sequence[ShardPlan],
+    draft: ArtifactDraft,
+) -> list[ShardSummary]:
+    job.progress.report("plan", len(plans), len(plans), "shards")
+    num_files, num_classes = len(source.listing.files), len(source.class_names)
+    _log.info("%d files, %d classes, %d shards", num_files, num_classes, len(plans))
+    spec = ShardBuildSpec(
+        source.folder,
+        draft.target,
+        tuple(config.stages),
+        source.class_names,
+        RawTestQuota.divide(config.raw_test_files, plans),
+        Path(job.request.config_file),
+    )
+    built = _run_beam(job, config, plans, spec, "preprocess")
+    draft.stored = [file for summary in built for file in summary.files]
+    draft.remove_others()
+    return built
 
 
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
@@ -211,10 +219,11 @@ def _run_beam(
         return build_shards_on_engine(job, plans, spec, config.runner, exchange, report)
 
 
-def _fill_manifest(
+def _write_figures(
     draft: ArtifactDraft, config: Preprocess, figures: dataset.DatasetFigures
 ) -> None:
     draft.figures = figures.model_dump(mode="json")
+    write_json(draft.folder / dataset.STAGES, draft.figures["stages"])
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":
         write_json(

@@ -26,6 +26,7 @@ from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.runner import Job
+from pipeline_ops.jobs.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.store_path import StorePath
@@ -37,22 +38,24 @@ def collect_rejected(
     source: SourceData,
     decision: CollectionDecision,
     summaries: Iterable[ShardSummary],
-    target: StorePath,
-) -> tuple[list[RejectedRecord], list[ManifestFile]]:
-    """All rejected records by key, and the file of those that no worker has read, if any.
+    draft: ArtifactDraft,
+) -> list[RejectedRecord]:
+    """Returns all rejected records by key. Writes their list, and those that no worker has read.
 
     A copy of a record that a stage has rejected is as bad as that record.
     """
     processed = [record for summary in summaries for record in summary.rejected]
     copies = _reject_copies(decision, {record.key: record for record in processed})
     unread = [*source.found.rejected, *copies]
-    with QuarantineWriter(target, "source.tfrecord") as quarantine:
+    with QuarantineWriter(draft.target, "source.tfrecord") as quarantine:
         rejected = [
             quarantine.add(bad) if bad else record
             for record, bad in zip(unread, read_bad_records(unread, source), strict=True)
         ]
-    files = [quarantine.file] if quarantine.file else []
-    return sorted([*rejected, *processed], key=lambda record: record.key), files
+    draft.stored += filter(None, [quarantine.file])
+    rejected = sorted([*rejected, *processed], key=lambda record: record.key)
+    _write_list(draft.folder / shards.QUARANTINE, rejected)
+    return rejected
 
 
 def _reject_copies(
@@ -113,7 +116,7 @@ def check_rejects(
     if len(bad) <= budget and not lost:
         return
     full_list = job.attempt.folder / "rejected.jsonl"
-    write_rejected_list(full_list, bad)
+    _write_list(full_list, bad)
     named = "\n".join(
         f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
         for record in bad[:_MAX_NAMED_RECORDS]
@@ -188,5 +191,5 @@ class QuarantineWriter(contextlib.ExitStack):
         return self._writer.file if self._writer else None
 
 
-def write_rejected_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
+def _write_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:
     write_atomically(file, "".join(record.model_dump_json() + "\n" for record in rejected).encode())

@@ -21,7 +21,7 @@ from beam_jobs.io.example import encode_png, pack
 from beam_jobs.io.kinds import Shape, list_kinds
 from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
 from beam_jobs.planning.plan import ShardPlan, hash_key
-from beam_jobs.stages.stage import Example, Rejected
+from beam_jobs.stages.stage import Example
 from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.storage.store_path import StorePath
@@ -96,11 +96,7 @@ class RawTestWriter(contextlib.ExitStack):
             return
         pixels: list[bytes] = []
         if has_pixels:
-            try:
-                pixels = list(map(_encode_pixels, examples, encoded))
-            except Rejected:  # `decode` had read only the header
-                self.pass_over(position)
-                return
+            pixels = list(map(_encode_pixels, examples, encoded))
             self._kinds.update(kinds)
         if self._writer is None:
             self._writer = self.enter_context(write_tfrecord(self._path))

@@ -305,13 +305,14 @@ def collect_known_hashes(previous: PreviousDataset | None) -> dict[int, str]:
 
 
 def build_index_entries(
-    plans: Iterable[ShardPlan],
-    summaries: Iterable[ShardSummary],
+    delta: Delta,
+    built: Iterable[ShardSummary],
     quarantined: Iterable[Record],
     perceptual_hashes: Mapping[int, str],
 ) -> Iterator[IndexEntry]:
-    """The index entries of built shards, and of records that duplicates keep out of each split."""
-    for plan, summary in zip(plans, summaries, strict=True):
+    """The entries of unchanged and of built records, and of those that duplicates keep out."""
+    yield from delta.unchanged
+    for plan, summary in zip(delta.shards, built, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
             has_examples = outcome.num_examples > 0

@@ -31,7 +31,7 @@ from beam_jobs.stages import (
     resize,
     tile,
 )
-from beam_jobs.stages.stage import Example, LazyImage, Reject, Rejected, Skip, Stage
+from beam_jobs.stages.stage import Example, Reject, Rejected, Skip, Stage
 from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.artifacts.source_code import digest_file
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
@@ -287,7 +287,7 @@ class BoundStage:
         """
         try:
             result = self.stage.function(example, self.parameters)
-        except (Reject, Rejected, Skip, ConfigError, MemoryError):
+        except (Reject, Skip, ConfigError, MemoryError):
             raise
         except Exception as error:
             raise StageFailed(
@@ -301,14 +301,13 @@ class BoundStage:
                 "it must return an Example whose image is uint8 [height, width, 1 or 3]"
             )
         for each in examples:
-            if not isinstance(each.pixels, LazyImage):
-                each.pixels.flags.writeable = False  # a later stage may not write into them
+            each.image.flags.writeable = False  # a later stage may not write into it
         self.check_pixels(example, examples)
         return examples
 
     def check_pixels(self, before: Example, after: Sequence[Example]) -> None:
         """Raises ConfigError if the stage has made a change that it may not make."""
-        if self.unserved_in is None or before.split == "train" or not before.has_pixels:
+        if self.unserved_in is None or before.split == "train" or before.pixels is None:
             return
         if len(after) > 1:
             change = f"makes {len(after)} examples of {before.key}"
@@ -336,9 +335,7 @@ class BoundStage:
 def _has_equal_pixels(one: Example, other: Example) -> bool:
     import numpy as np
 
-    return one.pixels is other.pixels or (
-        one.shape == other.shape and np.array_equal(one.image, other.image)
-    )
+    return one.image is other.image or np.array_equal(one.image, other.image)
 
 
 def _find_fault(examples: list[Any]) -> str | None:
@@ -347,8 +344,8 @@ def _find_fault(examples: list[Any]) -> str | None:
     for example in examples:
         if not isinstance(example, Example):
             return f"a {type(example).__name__}"
-        image = example.pixels
-        if not isinstance(image, LazyImage) and (
+        image: Any = example.pixels
+        if (
             getattr(image, "ndim", 0) != 3
             or image.dtype != "uint8"
             or image.shape[2] not in (1, 3)

@@ -8,13 +8,6 @@ CMYK, images that EXIF marks as turned, and images with transparent parts are en
 with transparent parts are laid on a background. The first frame of an animation counts. A JPEG
 whose middle was overwritten decodes without complaint in every library, so this stage does not
 notice it.
-
-With `check: header`, files that keep their bytes are not decoded until a later stage needs their
-pixels. The size is that of the header. A JPEG must have its end mark after the start of its pixels,
-and every chunk of a PNG must match its checksum, so no truncated file gets into a shard. Damage
-that only a decoder would notice does get into a shard. Examples are a JPEG whose compressed data is
-damaged but continues to its end mark, a JPEG with fewer rows than in its header, and a PNG whose
-pixels were packed wrongly by the program that wrote it.
 """
 
 from __future__ import annotations
@@ -23,14 +16,13 @@ import contextlib
 import functools
 import io
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from beam_jobs.stages.boxes import convert_boxes
-from beam_jobs.stages.stage import BoxFrame, Color, Example, LazyImage, Reject, parameters
+from beam_jobs.stages.stage import BoxFrame, Color, Example, Reject, parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,9 +66,6 @@ class Decode:
     bits: int = Field(16, ge=8, le=16)
     """The bits that the values of 16-bit files use, such as 12 for values up to 4095. 255 stands
     for the largest of them, and all larger ones."""
-    check: Literal["pixels", "header"] = "pixels"
-    """pixels: decodes every image to its end. header: decodes an image only if its pixels are
-    needed. Some damage then goes unnoticed, see `decode.py`."""
 
 
 def decode(example: Example, parameters: Decode) -> Example:
@@ -97,13 +86,7 @@ def decode(example: Example, parameters: Decode) -> Example:
         raise Reject("corrupt", f"{width}x{height} pixels")
     if not header.is_whole:
         raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
-    pixels: np.ndarray | LazyImage
-    if parameters.check == "header" and header.keeps_bytes:
-        _check_end(data, header)
-        shape = height, width, parameters.channels
-        pixels, is_kept = LazyImage(shape, lambda: _decode(data, header, parameters)[0]), True
-    else:
-        pixels, is_kept = _decode(data, header, parameters)
+    pixels, is_kept = _decode(data, header, parameters)
     boxes = example.boxes
     if boxes is not None:
         orientation = header.read_orientation(data)
@@ -234,9 +217,8 @@ class _Header(NamedTuple):
     """The properties of an image file that are known without decoding it.
 
     `is_kept` means that the shard's reader gets the same pixels from the file as it is, if no pixel
-    is transparent. `pixels_at` is the offset at which the pixels of a JPEG begin, or 0 if that is
-    not clear. `orientation` is that of EXIF in a JPEG or PNG. Files with another value than 1 to 8,
-    and files of other formats, have 1.
+    is transparent. `orientation` is that of EXIF in a JPEG or PNG. Files with another value than 1
+    to 8, and files of other formats, have 1.
     """
 
     height: int
@@ -245,15 +227,9 @@ class _Header(NamedTuple):
     is_jpeg: bool = False
     has_alpha: bool = False
     is_whole: bool = True
-    pixels_at: int = 0
     orientation: int = 1
     is_cmyk: bool = False
     has_adobe_marker: bool = False
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """True if the file is certain to keep its bytes, judged without its pixels."""
-        return self.is_kept and not self.has_alpha and (self.pixels_at > 0 or not self.is_jpeg)
 
     def read_orientation(self, data: bytes) -> tuple[tuple[int, int], int]:
         """Height and width of the image as it is stored, and EXIF's orientation, 1 for upright."""
@@ -288,20 +264,6 @@ def _read_header(data: bytes) -> _Header:
     raise Reject(
         "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
     )
-
-
-def _check_end(data: bytes, header: _Header) -> None:
-    """Checks that a file is complete and its chunks are intact, without decoding it."""
-    if header.is_jpeg:
-        if data.rfind(b"\xff\xd9", header.pixels_at) < 0:
-            raise Reject("truncated", f"a JPEG without its end; it has {len(data)} bytes")
-        return
-    for name, start, end in _iterate_png_chunks(data):
-        if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise Reject(
-                "corrupt",
-                f"the chunk {name.decode('latin-1')} of the PNG has another checksum than its data",
-            )
 
 
 def _make_jpeg_reject(data: bytes, error: ValueError) -> Reject:
@@ -347,7 +309,6 @@ def _read_jpeg_header(data: bytes) -> _Header:
         width,
         is_kept=orientation == 1 and not is_cmyk,
         is_jpeg=True,
-        pixels_at=segments.pixels_at,
         orientation=orientation,
         is_cmyk=is_cmyk,
         has_adobe_marker=segments.has_adobe_marker,
@@ -357,12 +318,10 @@ def _read_jpeg_header(data: bytes) -> _Header:
 class _JpegSegments(NamedTuple):
     """The properties of a JPEG that the segments before its pixels tell.
 
-    `pixels_at` is the offset at which the pixels begin, or 0 if the segments cannot be followed.
     `exif_at` is the offset of EXIF's data, or 0. With `has_one_scan`, the first scan has all
     components of a file that is not progressive. A decoder refuses another scan after it.
     """
 
-    pixels_at: int = 0
     exif_at: int = 0
     has_adobe_marker: bool = False
     has_one_scan: bool = False
@@ -375,8 +334,7 @@ def _read_jpeg_segments(data: bytes) -> _JpegSegments:
     while offset < end and data[offset] == 0xFF:
         number, marker = number + 1, data[offset + 1]
         if marker == 0xDA:
-            has_one_scan = data[offset + 4] == num_components
-            return found._replace(pixels_at=offset, has_one_scan=has_one_scan)
+            return found._replace(has_one_scan=data[offset + 4] == num_components)
         if marker == 0xFF:  # padding
             offset += 1
             continue
@@ -419,7 +377,7 @@ def _read_png_header(data: bytes) -> _Header:
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
     chunks, orientation = set(), 1
-    for number, (name, start, _) in enumerate(_iterate_png_chunks(data)):
+    for number, (name, start) in enumerate(_iterate_png_chunks(data)):
         if name == b"eXIf" and name not in chunks and number < _MAX_SEGMENTS:
             prefix = len(_EXIF) if data.startswith(_EXIF, start) else 0
             orientation = _parse_orientation(data, start + prefix)
@@ -436,8 +394,8 @@ def _read_png_header(data: bytes) -> _Header:
     )
 
 
-def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, start and end of the data of every chunk that is complete in the file.
+def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yields the name of every chunk that is complete in the file, and the start of its data.
 
     OpenCV trusts the length that a chunk states, and reserves up to 4 GB for it. So the lengths are
     checked here.
@@ -447,7 +405,7 @@ def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         length, name = struct.unpack_from(">I4s", data, offset)
         start, offset = offset + 8, offset + 12 + length
         if offset <= len(data):
-            yield name, start, offset - 4
+            yield name, start
 
 
 # The stage in TensorFlow

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 import pydantic.dataclasses
@@ -108,35 +108,6 @@ class BoxFrame:
     max_outside: float = 0.1
 
 
-class LazyImage:
-    """Pixels that are decoded on the first access. If that raises Reject, it is one of `decode`."""
-
-    def __init__(self, shape: tuple[int, int, int], decode: Callable[[], np.ndarray]):
-        self.shape, self._decode = shape, decode
-        self._image: np.ndarray | None = None
-
-    @property
-    def is_decoded(self) -> bool:
-        return self._image is not None
-
-    @property
-    def image(self) -> np.ndarray:
-        if self._image is None:
-            try:
-                self._image = self._decode()
-            except Reject as reject:
-                raise Rejected("decode", reject.reason, reject.detail) from reject
-            self._image.flags.writeable = False
-        return self._image
-
-
-def _raise_not_decoded() -> NoReturn:
-    raise ValueError("the image has not been decoded: decode must be the first stage")
-
-
-_NOT_DECODED = LazyImage((0, 0, 0), _raise_not_decoded)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
     """One record on its way through the stages.
@@ -144,8 +115,7 @@ class Example:
     `encoded` is the image file as it was read. `image` is uint8 [height, width, channels], RGB if
     there are three channels, and read-only. It exists once `decode` has run, which is always the
     first stage. As long as `is_original` holds, the file's own bytes go into the shard. Otherwise
-    `image` does, encoded once, after the last stage. If `decode` reads headers only, the first
-    stage that accesses `image` decodes it. A stage that needs only `shape` leaves it undecoded.
+    `image` does, encoded once, after the last stage.
 
     An example for classification has a `label` and no boxes. An example for detection has `boxes`,
     which may be empty, and the empty label. Until `decode` has run, the boxes have the form that
@@ -157,7 +127,7 @@ class Example:
     key: str
     label: str
     encoded: bytes
-    pixels: np.ndarray | LazyImage = _NOT_DECODED
+    pixels: np.ndarray | None = None
     is_original: bool = True
     boxes: tuple[Box, ...] | None = None
     frame: BoxFrame | None = None
@@ -165,23 +135,15 @@ class Example:
 
     @property
     def image(self) -> np.ndarray:
-        return self.pixels.image if isinstance(self.pixels, LazyImage) else self.pixels
+        if self.pixels is None:
+            raise ValueError("the image has not been decoded: decode must be the first stage")
+        return self.pixels
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the image, without decoding it."""
-        height, width, channels = self.pixels.shape
+        """Height, width and channels of the image."""
+        height, width, channels = self.image.shape
         return height, width, channels
-
-    @property
-    def has_pixels(self) -> bool:
-        """True once `decode` has run."""
-        return self.pixels is not _NOT_DECODED
-
-    @property
-    def is_decoded(self) -> bool:
-        """True if access to `image` costs nothing."""
-        return not isinstance(self.pixels, LazyImage) or self.pixels.is_decoded
 
     @property
     def labels(self) -> list[str]:

@@ -131,20 +131,20 @@ def collect_statistics(
     return DatasetStatistics(edges=edges, splits=splits, duplicates=duplicates)
 
 
-def measure_fullest(
-    statistics: DatasetStatistics, by_split: Mapping[str, Sequence[Record]]
-) -> dict[str, int]:
-    """Returns the figures of the examples and of the raw images with the most boxes."""
+def add_remarks(
+    figures: DatasetFigures, statistics: DatasetStatistics, by_split: Mapping[str, Sequence[Record]]
+) -> DatasetFigures:
+    """Adds the largest numbers of boxes of an example and of a raw image, and the warnings.
+
+    They are sentences about unbalanced splits, crowds, similar names, and very many boxes.
+    """
     histogram = statistics.merge_splits().features.get("boxes_per_image")
     records = (record for records in by_split.values() for record in records)
-    return {
+    fullest = {
         "most_boxes": int((histogram and histogram.maximum) or 0),
         "most_raw_boxes": max((len(each.boxes or ()) for each in records), default=0),
     }
-
-
-def describe_dataset(statistics: DatasetStatistics, figures: DatasetFigures) -> list[str]:
-    """Returns sentences about unbalanced splits, crowds, similar names, and very many boxes."""
+    figures = figures.model_copy(update=fullest)
     boxes = {
         split: sum(found["box_area"].count for found in each.by_class.values())
         for split, each in statistics.splits.items()
@@ -152,7 +152,7 @@ def describe_dataset(statistics: DatasetStatistics, figures: DatasetFigures) -> 
     found = describe_imbalance(figures.labels)
     found += remarks.describe_counts(figures.labels, boxes)
     found += remarks.describe_most_boxes("An image", figures.most_boxes_to_answer)
-    return [f"{sentence}." for sentence in found]
+    return figures.model_copy(update={"warnings": [f"{sentence}." for sentence in found]})
 
 
 def describe_imbalance(labels: Mapping[str, Mapping[str, int]]) -> list[str]:

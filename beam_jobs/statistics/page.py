@@ -111,14 +111,6 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     for warning in data.figures.warnings:
         yield False, warning
     whole = data.statistics.merge_splits()
-    measured = whole.features["brightness"].count if "brightness" in whole.features else 0
-    if measured < total:
-        examples = _pluralize(total, "example", "examples")
-        yield (
-            True,
-            f"Brightness was measured for {measured:,} of {examples}: "
-            "no stage needed the pixels of the others.",
-        )
     if count := whole.missing.get(NO_LABEL):
         yield False, f"{_pluralize(count, 'example has', 'examples have')} no label."
     splits = data.statistics.splits

@@ -58,10 +58,9 @@ class ExampleMeasurements(NamedTuple):
     """All measurements of one example that statistics need. They are exact to the digit after JSON.
 
     `raw_height`, `raw_width` and `num_bytes` are those of the raw image, as it was decoded, and of
-    its file. `height` and `width` are those of the example as it is stored. `brightness`,
-    `contrast` and `channels` are None if no stage has decoded the image: an image is not decoded
-    only for measurements. `boxes` holds class, height and width in pixels of each box. It is None
-    for classification. `channels` are the means of red, green and blue, None for grey images.
+    its file. `height` and `width` are those of the example as it is stored. `boxes` holds class,
+    height and width in pixels of each box. It is None for classification. `channels` are the means
+    of red, green and blue, None for grey images.
     """
 
     raw_height: int
@@ -69,8 +68,8 @@ class ExampleMeasurements(NamedTuple):
     num_bytes: int
     height: int
     width: int
-    brightness: float | None
-    contrast: float | None
+    brightness: float
+    contrast: float
     is_labelled: int
     boxes: Sequence[tuple[str, float, float]] | None = None
     channels: tuple[float, float, float] | None = None
@@ -80,25 +79,17 @@ def measure_example(
     raw_shape: tuple[int, int, int], num_bytes: int, example: Example
 ) -> ExampleMeasurements:
     """Measures an example as stored, with shape and size of its raw image and file."""
-    height, width, _ = example.shape
-    brightness, contrast = (
-        measure_brightness_and_contrast(example.image) if example.is_decoded else (None, None)
-    )
-    channels = measure_channels(example.image) if example.is_decoded else None
     boxes = None
     if example.boxes is not None:
         boxes = [(box.label, box.ymax - box.ymin, box.xmax - box.xmin) for box in example.boxes]
-    is_labelled = int(bool(example.label))
     return ExampleMeasurements(
         *raw_shape[:2],
         num_bytes,
-        height,
-        width,
-        brightness,
-        contrast,
-        is_labelled,
+        *example.shape[:2],
+        *measure_brightness_and_contrast(example.image),
+        int(bool(example.label)),
         boxes,
-        channels,
+        measure_channels(example.image),
     )
 
 
@@ -165,8 +156,8 @@ def _measure_block(examples: Sequence[ExampleMeasurements]) -> Measurements:
         "image_aspect": [one.raw_width / one.raw_height for one in examples],
         "image_megapixels": [one.raw_height * one.raw_width / 1e6 for one in examples],
         "image_bytes": [one.num_bytes for one in examples],
-        "brightness": [one.brightness for one in examples if one.brightness is not None],
-        "contrast": [one.contrast for one in examples if one.contrast is not None],
+        "brightness": [one.brightness for one in examples],
+        "contrast": [one.contrast for one in examples],
         **{
             name: [one.channels[index] for one in examples if one.channels is not None]
             for index, name in enumerate(CHANNELS)

@@ -108,24 +108,6 @@ def test_not_a_byte_of_statistics_and_page_depends_on_the_runner(animals):
     assert found[1] == found[0]
 
 
-def test_what_no_stage_has_decoded_is_not_measured_and_the_page_says_so(animals):
-    decoded, by_header = (
-        animals.run(stages=[{"decode": {"channels": 1, "check": check}}])
-        for check in ("pixels", "header")
-    )
-    assert by_header.shards == decoded.shards
-    features, all_features = (
-        {name for entry in statistics(outcome)["splits"].values() for name in entry["features"]}
-        for outcome in (by_header, decoded)
-    )
-    assert all_features - features == {"brightness", "contrast"}
-    assert (
-        "Brightness was measured for 0 of 60 examples: no stage needed the pixels of the others."
-        in by_header.contents["data.html"].decode()
-    )
-    assert "Brightness is known" not in decoded.contents["data.html"].decode()
-
-
 def test_duplicates_are_found_within_and_across_splits(animals, encode):
     for index in range(12):
         animals.add(f"cat/copy{index}.png", encode(seed=1))

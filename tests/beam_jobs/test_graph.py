@@ -11,8 +11,6 @@ import pytest
 from apache_beam import coders
 from apache_beam.metrics import MetricsFilter
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.worker.statesampler import StateSampler
-from apache_beam.utils.counters import CounterFactory
 
 from beam_jobs.exchange import Exchange, Results, ShardTask
 from beam_jobs.graph import BuildShard, BuildShardInProcesses, build_graph
@@ -164,9 +162,3 @@ def test_a_task_travels_as_a_typed_row():
     assert isinstance(coder, coders.RowCoder)
     assert all(field.type.HasField("atomic_type") for field in coder.schema.fields)
     assert ShardTask(*coder.decode(coder.encode(task))) == task
-
-
-def test_the_end_of_a_bundle_does_not_wait_for_beams_sampler():
-    """Beam's own period is 200 ms, and the end of each bundle waits for the thread that sleeps."""
-    sampler = StateSampler("test", CounterFactory())
-    assert sampler.sampling_period_ms == 10

@@ -70,6 +70,8 @@ def build(
                 continue
             if chain == "resize":
                 data = resize(data, encoding)
+            else:
+                simplejpeg.decode_jpeg(data, "RGB")  # the only way to find damage
             record = pack(
                 {"image/encoded": data, "image/key": key.encode(), "image/class/label": label}
             )

@@ -30,9 +30,7 @@ RESIZE = [
     {"resize": {"height": 240, "width": 320}},
     {"encode": {"format": ENCODING}},
 ]
-PASS_THROUGH = [
-    {"decode": {"channels": 3, "check": "header"}}
-]  # as the hand-written program does: headers, size, end
+PASS_THROUGH = [{"decode": {"channels": 3}}]
 
 
 @dataclasses.dataclass(frozen=True)

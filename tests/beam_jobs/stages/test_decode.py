@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -15,10 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.stages import CATALOGUE, BoundStage, run_stages
 from beam_jobs.stages.decode import Decode, count_bits, decode
-from beam_jobs.stages.resize import Resize
-from beam_jobs.stages.stage import Example, Reject, Rejected
+from beam_jobs.stages.stage import Example, Reject
 
 PIXELS = cv2.GaussianBlur(
     np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8), (7, 7), 0
@@ -191,57 +188,6 @@ for name, image in np.load(folder / "wanted.npz").items():
     assert difference < 2, (name, difference)
 """  # noqa: E501
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-
-
-# check: header ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "grey png",
-        "palette png",
-        "1-bit png",
-        "jpeg",
-        "grey jpeg",
-        "progressive jpeg",
-        "upright jpeg with exif",
-    ],
-)
-def test_a_look_at_the_header_gives_the_same_example_and_decodes_when_somebody_asks(name, channels):
-    eager, lazy = run(KEPT[name], channels), run(KEPT[name], channels, check="header")
-    assert not lazy.is_decoded
-    assert lazy.shape == eager.shape
-    assert not lazy.with_boxes(()).is_decoded
-    assert (lazy.image == eager.image).all()
-    assert lazy.is_decoded
-    assert lazy.image is lazy.image
-    assert lazy.encoded == eager.encoded
-
-
-@pytest.mark.parametrize("name", REENCODED)
-def test_what_can_not_keep_its_bytes_is_decoded_whatever_the_check(name):
-    example = run(REENCODED[name], check="header")
-    assert example.is_decoded
-    assert not example.is_original
-
-
-def test_damage_that_shows_when_a_later_stage_asks_for_pixels_is_a_reject_of_decode():
-    short = cv2.imencode(".jpg", PIXELS)[1].tobytes()
-    short = short[: len(short) * 8 // 10] + b"\xff\xd9"  # not all of the rows, and an end
-    chain = [
-        BoundStage("decode", CATALOGUE["decode"], Decode(check="header")),
-        BoundStage("resize", CATALOGUE["resize"], Resize(height=9, width=9)),
-    ]
-    with pytest.raises(Rejected) as caught:
-        run_stages(chain, Example("cat/1", "cat", short), Counter())
-    assert (caught.value.stage, caught.value.reason) == ("decode", reason(short))
-    assert run(short, check="header").shape == (
-        30,
-        40,
-        3,
-    )  # the damage goes unnoticed
 
 
 def test_values_of_twelve_bits_fill_the_range():

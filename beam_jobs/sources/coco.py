@@ -11,7 +11,6 @@ part of the data set. An image without annotations is an example without boxes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import posixpath
 import re
@@ -48,24 +47,24 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _LISTS = ("images", "categories", "annotations")
 _USED_KEYS = frozenset(
-    (
-        *_LISTS,
-        *("id", "name", "file_name", "height", "width"),
-        *("image_id", "category_id", "bbox", "iscrowd"),
-        *("attributes", "rotation", "segmentation", "size", "counts"),
-    )
+    (*_LISTS, "id", "name", "file_name", "height", "width", "image_id", "category_id", "bbox")
+    + ("iscrowd", "attributes", "rotation", "segmentation", "size", "counts")
 )
 
 
 def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry]:
     for index, part in enumerate(source.parts):
         lists = files.read_json(part.annotations, f"parts.{index}.annotations", _keep_used)
-        if not isinstance(lists, dict) or not all(isinstance(lists.get(k), list) for k in _LISTS):
+        if not _is_coco(lists):
             raise DataError(
                 f"{part.annotations}: not a COCO file for detection. "
                 f"It must be a mapping with the lists {', '.join(_LISTS)}."
             )
         yield from _read_part(files, part, lists, source.box_format)
+
+
+def _is_coco(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(content.get(k), list) for k in _LISTS)
 
 
 def _keep_used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,15 +82,9 @@ def _read_part(
         raise DataError(
             f"{part.annotations}: {ids[twice[0]]} categories have the id {twice[0]}. Correct them."
         )
-    names = {
-        _read_id(entry, "id"): entry.get("name")
-        for entry in lists["categories"]
-        if isinstance(entry, dict)
-    }
-    images = [
-        (f"{part.annotations}#images-{index}", entry) for index, entry in enumerate(lists["images"])
-    ]
-    id_counts = Counter(_read_id(entry, "id") for _, entry in images)
+    entries = [entry for entry in lists["categories"] if isinstance(entry, dict)]
+    names = {parse_id(entry.get("id")): entry.get("name") for entry in entries}
+    id_counts = Counter(_read_id(entry, "id") for entry in lists["images"])
     by_image: dict[str, list[Any]] = defaultdict(list)
     for index, annotation in enumerate(lists.pop("annotations")):
         image_id = _read_id(annotation, "image_id")
@@ -100,18 +93,18 @@ def _read_part(
                 raise Reject("unknown_image", f"no image has the image_id {image_id}")
         else:
             by_image[image_id].append(annotation)
-    for place, entry in images:
+    for index, entry in enumerate(lists["images"]):
         path: Any = entry.get("file_name") if isinstance(entry, dict) else None
-        with files.entry(place, key=files.find_key(path, part.images)):
+        with files.entry(f"{part.annotations}#images-{index}", files.find_key(path, part.images)):
             image_id = _read_id(entry, "id")
             if image_id is None:
                 raise Reject("malformed", "an image without an id")
             if id_counts[image_id] > 1:
                 raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id}")
-            annotations = by_image.pop(image_id, [])  # frees them
             frame = entry.get("height"), entry.get("width")
             boxes = [
-                _parse_box(each, names, parse_size(*frame), box_format) for each in annotations
+                _parse_box(each, names, parse_size(*frame), box_format)
+                for each in by_image.pop(image_id, [])  # frees them
             ]
             yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 
@@ -133,11 +126,8 @@ def _parse_box(
         raise Reject("malformed", "the bbox must be a list of x, y, width and height")
     corners, attributes = to_corners(bbox, box_format), annotation.get("attributes")
     rotation = attributes.get("rotation") if isinstance(attributes, dict) else None
-    if degrees := parse_number(rotation or 0):
-        centre = (corners[1] + corners[3]) / 2, (corners[0] + corners[2]) / 2
-        turned = make_rotated_box(corners, degrees, centre, label, size)
-        return dataclasses.replace(turned, is_crowd=is_crowd)
-    return make_box(corners, label, is_crowd=is_crowd)
+    degrees = parse_number(rotation or 0)
+    return make_rotated_box(corners, degrees, label, size, is_crowd=is_crowd)
 
 
 def _enclose(outline: Any) -> Corners:
@@ -205,7 +195,7 @@ def _read_image_names(view: FolderView, file: RawFile, content: Any) -> list[str
             with contextlib.suppress(ValueError):  # not UTF-8, or a wrong escape
                 found.append(json.loads(quoted))
         return found or None
-    if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in _LISTS):
+    if not _is_coco(content):
         return None
     names = [entry.get("file_name") for entry in content["images"] if isinstance(entry, dict)]
     return [name for name in names if isinstance(name, str)]

@@ -15,14 +15,12 @@ from __future__ import annotations
 import math
 import posixpath
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    SourceMatch,
-    get_task,
-)
+from beam_jobs.sources.box_formats import to_corners
+from beam_jobs.sources.folder_view import FolderView, SourceMatch, get_task
 from beam_jobs.sources.parsing import (
+    Point,
     enclose,
     enclose_ellipse,
     iterate_children,
@@ -41,6 +39,7 @@ from pipeline_ops.config.sources import CvatSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
+_SHAPES = ("box", "polygon", "mask", "ellipse")
 _MAX_BYTES = 512 << 20
 """Four million boxes, whose XML is parsed in about a minute."""
 
@@ -89,9 +88,7 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "")
-    split = (
-        None if subset.lower() == "default" else parse_split(subset)
-    )  # CVAT's name for no subset
+    split = parse_split("" if subset.lower() == "default" else subset)  # CVAT's name for none
     if source.task == "classification":
         labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
         if not labels:
@@ -105,57 +102,42 @@ def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource
 
 
 def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
-    if element.tag not in _SHAPES:
-        raise Reject(
-            "unknown_shape",
-            f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}. "
-            "Convert or remove it in CVAT",
-        )
-    return _SHAPES[element.tag](element.attrib, frame)
+    label, degrees = element.get("label"), element.get("rotation", "0")
+    match element.tag:
+        case "box":
+            corners = to_corners(_parse_numbers(element, "xtl", "ytl", "xbr", "ybr"), "xyxy")
+            return make_rotated_box(corners, parse_number(degrees), label, frame)
+        case "polygon":
+            return make_box(enclose(_parse_points(element.get("points", ""))), label)
+        case "mask":
+            box = _parse_numbers(element, "left", "top", "width", "height")
+            return make_box(to_corners(box, "xywh"), label)
+        case "ellipse":
+            x, y, a, b = _parse_numbers(element, "cx", "cy", "rx", "ry")
+            angle = math.radians(parse_number(degrees))
+            return make_box(enclose_ellipse(x, y, a, b, angle), label)
+    raise Reject(
+        "unknown_shape",
+        f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}. "
+        "Convert or remove it in CVAT",
+    )
 
 
-def _parse_box(values: Mapping[str, str], frame: Size | None) -> Box:
-    xmin, ymin, xmax, ymax = _parse_numbers(values, "xtl", "ytl", "xbr", "ybr")
-    corners, label = (ymin, xmin, ymax, xmax), values.get("label")
-    if degrees := parse_number(values.get("rotation", "0")):
-        centre = (xmin + xmax) / 2, (ymin + ymax) / 2
-        return make_rotated_box(corners, degrees, centre, label, frame)
-    return make_box(corners, label)
-
-
-def _parse_polygon(values: Mapping[str, str], _: Size | None) -> Box:
+def _parse_points(text: str) -> list[Point]:
+    """The points of `1.00,2.00;30.00,2.00`."""
     points = []
-    for text in values.get("points", "").split(";"):
-        x, comma, y = text.partition(",")
+    for pair in text.split(";"):
+        x, comma, y = pair.partition(",")
         if not comma:
-            raise Reject("malformed", f"{text[:40]!r} is not a point, x,y")
+            raise Reject("malformed", f"{pair[:40]!r} is not a point, x,y")
         points.append((parse_number(x), parse_number(y)))
-    return make_box(enclose(points), values.get("label"))
+    return points
 
 
-def _parse_mask(values: Mapping[str, str], _: Size | None) -> Box:
-    left, top, width, height = _parse_numbers(values, "left", "top", "width", "height")
-    return make_box((top, left, top + height, left + width), values.get("label"))
-
-
-def _parse_ellipse(values: Mapping[str, str], _: Size | None) -> Box:
-    x, y, x_radius, y_radius = _parse_numbers(values, "cx", "cy", "rx", "ry")
-    angle = math.radians(parse_number(values.get("rotation", "0")))
-    return make_box(enclose_ellipse(x, y, x_radius, y_radius, angle), values.get("label"))
-
-
-_SHAPES: Mapping[str, Callable[[Mapping[str, str], Size | None], Box]] = {
-    "box": _parse_box,
-    "polygon": _parse_polygon,
-    "mask": _parse_mask,
-    "ellipse": _parse_ellipse,
-}
-
-
-def _parse_numbers(values: Mapping[str, str], *names: str) -> list[float]:
-    if missing := [name for name in names if name not in values]:
+def _parse_numbers(element: ElementTree.Element, *names: str) -> list[float]:
+    if missing := [name for name in names if name not in element.attrib]:
         raise Reject("malformed", f"a shape lacks {', '.join(missing)}")
-    return [parse_number(values[name]) for name in names]
+    return [parse_number(element.get(name)) for name in names]
 
 
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:

@@ -15,6 +15,7 @@ from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, count
 from beam_jobs.sources.parsing import (
     Point,
+    check_size,
     enclose,
     find_splits_of_keys,
     make_box,
@@ -42,8 +43,7 @@ def read_entries(files: SourceFiles, _: LabelmeSource) -> Iterator[SourceEntry]:
     reader = RawReader(found, files.listing.folder)
     for file in found:
         with files.entry(file.key) as entry:
-            if file.num_bytes > _MAX_BYTES:
-                raise Reject("too_large", f"has {file.num_bytes} bytes, allowed are {_MAX_BYTES}")
+            check_size(file.num_bytes, _MAX_BYTES, "a file")
             content = parse_json_object(reader.read(file))
             image = _find_image(content.get("imagePath"), file.key, files)
             entry.key = image.key

@@ -16,7 +16,7 @@ from typing import Any
 
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
-from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
+from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import Meaning, find_field
 from beam_jobs.sources.folder_view import unless
@@ -68,9 +68,8 @@ class PackedExample:
     def make_image(self, feature: str, key: str) -> PackedImage:
         values = self.features.get(feature, [])
         if len(values) != 1 or not isinstance(values[0], bytes):
-            raise Reject(
-                "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
-            )
+            detail = f"the feature {feature} must hold one image, got {len(values)} values"
+            raise Reject("no_image", detail)
         [image] = values
         offset = self.start + self.content.find(image)  # or equal bytes before it
         return PackedImage(key, len(image), compute_digest(image), self.container, offset)
@@ -80,16 +79,17 @@ class PackedExample:
     ) -> tuple[Box, ...]:
         """The boxes of corners (ymin, xmin, ymax, xmax). The features of flags may be missing."""
         flags = (
-            self.read_numbers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
+            self.read_values(name, len(labels)) if self.features.get(name) else [0] * len(labels)
             for name in (difficult, crowd)
         )
         return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
-    def read_numbers(self, name: str, count: int, *kinds: type) -> list[Any]:
+    def read_values(self, name: str, count: int, *kinds: type) -> list[Any]:
         """The values of a feature, which are integers unless other kinds are given."""
         values = self.features.get(name, [])
         if len(values) != count or not all(isinstance(value, kinds or int) for value in values):
-            detail = f"the feature {name} must hold {count} numbers, got {len(values)} values"
+            noun = "texts" if bytes in kinds else "numbers"
+            detail = f"the feature {name} must hold {count} {noun}, got {len(values)} values"
             raise Reject("malformed", detail)
         return values
 
@@ -102,8 +102,8 @@ def read_examples(
         for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
             place = f"{container.key}#{index:06d}"
             with files.entry(place, key=place, scope=container.key):
-                if isinstance(content, CorruptRecord):
-                    raise Reject(content.reason, content.detail)
+                if isinstance(content, Reject):
+                    raise content
                 try:
                     features = parse(content)
                 except ValueError as error:
@@ -189,12 +189,9 @@ def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
 
 def list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
     """The key `parts` if the names of the files tell their splits, and otherwise no key."""
-    patterns = dict.fromkeys(map(get_pattern, files))
-    parts = [
-        {"files": pattern, **unless("split", find_split_of_path(pattern), None)}
-        for pattern in patterns
-    ]
-    return {"parts": parts} if any("split" in part for part in parts) else {}
+    splits = {pattern: find_split_of_path(pattern) for pattern in map(get_pattern, files)}
+    parts = [{"files": each, **unless("split", split, None)} for each, split in splits.items()]
+    return {"parts": parts} if any(splits.values()) else {}
 
 
 def get_pattern(file: RawFile) -> str:
@@ -209,10 +206,9 @@ def get_pattern(file: RawFile) -> str:
 
 def make_keys(meaning: Meaning) -> dict[str, Any]:
     """The keys of a `FieldsSource` for what the columns of its files are."""
+    names = ("task", "corners", "label", "boxes", "box_format", "units")
+    keys = {name: getattr(meaning, name) for name in names}
+    keys |= {name: meaning.others[name] for name in meaning.others if name in ("split", "group")}
+    keys["corners"] = list(meaning.corners)
     usual = {"boxes": "boxes", "label": "label", "box_format": "xyxy", "units": "pixels"}
-    found = {
-        **{name: getattr(meaning, name) for name in ("label", "boxes", "box_format", "units")},
-        **{name: column for name, column in meaning.others.items() if name in ("split", "group")},
-    }
-    keys = {"task": meaning.task, "corners": list(meaning.corners), **found}
     return {name: value for name, value in keys.items() if value and usual.get(name) != value}

@@ -102,8 +102,8 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
         first_line = next(iter(str(error).splitlines()), "")
         raise DataError(
             f"TensorFlow Datasets has no {source.builder} in {listing.folder}: "
-            f"{type(error).__name__}: {first_line}. "
-            "Prepare it, or correct preprocess.source.builder."
+            f"{type(error).__name__}: {first_line}. Prepare it, or correct "
+            "preprocess.source.builder."
         ) from error
     if not is_prepared:
         raise DataError(
@@ -112,8 +112,8 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
         )
     if builder.info.file_format.value != "tfrecord":
         raise DataError(
-            f"{listing.folder}: prepared as {builder.info.file_format.value}, "
-            "need tfrecord. Prepare the data set with file_format='tfrecord'."
+            f"{listing.folder}: prepared as {builder.info.file_format.value}, need tfrecord. "
+            "Prepare the data set with file_format='tfrecord'."
         )
     return builder
 
@@ -163,18 +163,18 @@ def _read_schema(builder: Any) -> _Schema:
     kinds = tensorflow_datasets.features
     features = _index_by_name(builder.info.features)
     objects = _index_by_name(getattr(features.get(_OBJECTS), "feature", None))
-    has_objects = isinstance(objects.get("bbox"), kinds.BBoxFeature)
+    box = objects.get("bbox")
+    has_objects = isinstance(box, kinds.BBoxFeature)
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
         raise DataError(
-            f"{builder.info.full_name}: needs the features image (Image), "
-            "and label (ClassLabel) or objects with bbox and label, "
-            f"got {', '.join(features)}"
+            f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) "
+            f"or objects with bbox and label, got {', '.join(features)}"
         )
-    if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
+    box_format = getattr(getattr(box, "bbox_format", None), "value", "REL_YXYX")
+    if has_objects and box_format != "REL_YXYX":
         raise DataError(
-            f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}, "
-            "need REL_YXYX, the default"
+            f"{builder.info.full_name}: its boxes are {box_format}, need REL_YXYX, the default"
         )
     return _Schema(label.names, has_objects)
 
@@ -187,12 +187,12 @@ def _index_by_name(features: Any) -> dict[str, Any]:
 def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> SourceEntry:
     image = example.make_image(_IMAGE, example.place)
     if not schema.has_objects:
-        [label] = example.read_numbers(_LABEL, 1)
+        [label] = example.read_values(_LABEL, 1)
         return SourceEntry(image, _find_class_name(label, schema), split=split)
     labels_name = f"{_OBJECTS}/{_LABEL}"
-    labels = example.read_numbers(labels_name, len(example.features.get(labels_name, [])))
+    labels = example.read_values(labels_name, len(example.features.get(labels_name, [])))
     names = [_find_class_name(label, schema) for label in labels]
-    edges = iter(example.read_numbers(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
+    edges = iter(example.read_values(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
     corners = zip(edges, edges, edges, edges, strict=True)
     flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
     boxes = example.read_boxes(corners, names, *flags)

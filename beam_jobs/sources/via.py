@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import list_names
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
@@ -122,8 +123,7 @@ def _find_label(region: Any, attribute: str | None) -> Any:
 def _enclose(shape: Mapping[str, Any]) -> Corners:
     kind, radius = shape.get("name"), shape.get("r")
     if kind == "rect":
-        x, y, width, height = (parse_number(shape.get(n)) for n in ("x", "y", "width", "height"))
-        return y, x, y + height, x + width
+        return to_corners([shape.get(n) for n in ("x", "y", "width", "height")], "xywh")
     if kind in ("circle", "ellipse"):
         names = ("cx", "cy", "rx", "ry", "theta")
         defaults = {"rx": radius, "ry": radius, "theta": 0}

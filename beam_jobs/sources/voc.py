@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     FolderView,
@@ -34,6 +35,7 @@ from beam_jobs.sources.folder_view import (
 from beam_jobs.sources.parsing import (
     CORNERS,
     Point,
+    check_size,
     enclose,
     find_split_names,
     is_image_name,
@@ -56,6 +58,8 @@ from pipeline_ops.raw_data.raw_file import RawFile, loosen, match_without_case, 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
 _MAX_XML_BYTES = 16 << 20
+_ROTATION = "attributes/attribute[name='rotation']/value"
+"""The degrees of a box that CVAT writes."""
 
 
 def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]:
@@ -153,23 +157,19 @@ def _read_lists(
     """The splits that each image is listed for, or None if there are no lists."""
     names = {} if names is None else {**_LIST_NAMES, **names}
     paths = {split: f"{_LISTS}{name}.txt" for split, name in names.items()}
-    found: dict[str, list[str]] = defaultdict(list)
     present = {split: path for split, path in paths.items() if path in files}
+    found: dict[str, list[str]] = defaultdict(list)
     for split, path in present.items():
-        for line in files.read(path).splitlines():
-            if line.strip():
-                name = to_raw_key(line.strip())
-                found[posixpath.splitext(name)[0] if is_image_name(name) else name].append(split)
+        for line in filter(None, map(bytes.strip, files.read(path).splitlines())):
+            name = to_raw_key(line)
+            found[posixpath.splitext(name)[0] if is_image_name(name) else name].append(split)
     return dict(found) if present else None
 
 
 def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
     if not (splits := lists.get(name, [])):
-        raise Reject(
-            "unlisted",
-            f"{name} is in none of the lists in {_LISTS}. "
-            "Add it to a list, or set preprocess.source.unlisted: ignore.",
-        )
+        cure = "Add it to a list, or set preprocess.source.unlisted: ignore."
+        raise Reject("unlisted", f"{name} is in none of the lists in {_LISTS}. {cure}")
     if len(splits) > 1:
         raise Reject("contradictory_split", f"listed more than once: for {', '.join(splits)}")
     return splits[0]
@@ -177,10 +177,7 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
 
 def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
     """The boxes of one XML file, and the size that it gives the image."""
-    if len(content) > _MAX_XML_BYTES:
-        raise Reject(
-            "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
-        )
+    check_size(len(content), _MAX_XML_BYTES, "an annotation")
     frame, objects = None, []
     for element in iterate_children(content, "annotation"):
         if element.tag == "size":
@@ -200,16 +197,12 @@ def _parse_object(element: ElementTree.Element, frame: Size | None) -> list[Box]
     is_difficult = parse_flag(difficult, "difficult")
     found = []
     for each in element.findall("bndbox"):
-        corners = _read_numbers(each, CORNERS)
-        if degrees := parse_number(_find_attribute(element, "rotation") or "0"):  # CVAT writes it
-            centre = (corners[1] + corners[3]) / 2, (corners[0] + corners[2]) / 2
-            found.append(make_rotated_box(corners, degrees, centre, label, frame))
-        else:
-            found.append(make_box(corners, label))
+        degrees = parse_number(element.findtext(_ROTATION) or "0")
+        found.append(make_rotated_box(_read_numbers(each, CORNERS), degrees, label, frame))
     for each in () if found else element.findall("robndbox"):
-        x, y, width, height, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
-        corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
-        found.append(make_rotated_box(corners, math.degrees(angle), (x, y), label, frame))
+        *box, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
+        corners = to_corners(box, "center_xywh")
+        found.append(make_rotated_box(corners, math.degrees(angle), label, frame))
     for each in () if found else element.findall("polygon"):
         found.append(make_box(enclose(_read_points(each)), label))
     if label is None or not found:
@@ -224,11 +217,6 @@ def _read_numbers(element: ElementTree.Element, names: Iterable[str]) -> Any:
     if missing := [name for name in texts if texts[name] is None]:
         raise Reject("malformed", f"a <{element.tag}> without <{'>, <'.join(missing)}>")
     return tuple(parse_number((text or "").strip()) for text in texts.values())
-
-
-def _find_attribute(element: ElementTree.Element, name: str) -> str | None:
-    attributes = element.findall("attributes/attribute")
-    return next((a.findtext("value") for a in attributes if a.findtext("name") == name), None)
 
 
 def _read_points(polygon: ElementTree.Element) -> list[Point]:
@@ -310,13 +298,13 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
 
 def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
     """Returns the keys of the source for its lists, and a remark on them."""
-    prefix = posixpath.join(below, "ImageSets/Main/")
+    prefix = posixpath.join(below, _LISTS)
     lists = {
         file.key.removeprefix(prefix).removesuffix(".txt"): file
         for file in view.files
         if file.key.startswith(prefix) and file.key.endswith(".txt")
     }
-    used = [name for name in lists if name in ("train", "val", "test")]
+    used = [name for name in lists if name in _LIST_NAMES.values()]
     keys: dict[str, Any] = {}
     if "trainval" in lists and not {"train", "val"} & lists.keys():
         used.append("trainval")
@@ -326,8 +314,7 @@ def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict
     content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
     listed = content.decode("utf-8", "replace").split()
     listed += [posixpath.splitext(name)[0] for name in listed if is_image_name(name)]
-    unlisted = len(names.difference(listed))
-    if unlisted:
-        keys["unlisted"] = "ignore"
-        return keys, f"; {unlisted:,} of them are in none of the lists {join_names(used)}"
+    if unlisted := len(names.difference(listed)):
+        remark = f"; {unlisted:,} of them are in none of the lists {join_names(used)}"
+        return {**keys, "unlisted": "ignore"}, remark
     return keys, f"; the lists {join_names(used)} name all of them"

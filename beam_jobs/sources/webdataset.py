@@ -27,7 +27,7 @@ from beam_jobs.sources.folder_view import (
     read_size,
 )
 from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
-from beam_jobs.sources.parsing import decode_text, is_image_name, parse_json_object
+from beam_jobs.sources.parsing import check_size, is_image_name, parse_json_object, parse_utf8
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import WebdatasetSource
@@ -164,17 +164,12 @@ class _Sample:
         content = self._read(member, _MAX_ANNOTATION_BYTES)
         if source.annotation_suffix == "json":
             return parse_json_object(content)
-        try:
-            label = decode_text(content).strip()
-        except UnicodeDecodeError:
-            raise Reject("malformed", f"{member.name} is not UTF-8: {content[:40]!r}") from None
+        label = parse_utf8(content, member.name).strip()
         is_number = source.annotation_suffix == "cls" and re.fullmatch("-?[0-9]{1,18}", label)
         return {source.label: int(label) if is_number else label}
 
     def _read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes:
-        if member.size > max_bytes:
-            detail = f"{member.name} has {member.size} bytes, allowed are {max_bytes}"
-            raise Reject("too_large", detail)
+        check_size(member.size, max_bytes, member.name)
         self._file.seek(member.offset_data)
         return self._file.read(member.size)
 

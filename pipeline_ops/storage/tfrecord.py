@@ -15,10 +15,10 @@ from pathlib import Path
 
 import google_crc32c
 
-FRAME_BYTES = 16
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 """The bytes of a record besides its data: eight for its length, four for each checksum."""
 _LENGTH = struct.Struct("<Q")
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4
 
 
 def frame_record(*parts: bytes) -> list[bytes]:
@@ -29,13 +29,9 @@ def frame_record(*parts: bytes) -> list[bytes]:
 
 def unframe_record(framed: bytes) -> bytes | None:
     """The data of one whole record. None if its length or a checksum is wrong."""
-    if len(framed) < FRAME_BYTES or _LENGTH.unpack_from(framed)[0] != len(framed) - FRAME_BYTES:
-        return None
-    data = framed[_HEADER_BYTES:-_FOOTER_BYTES]
-    head = compute_masked_crc(framed[: _LENGTH.size])
-    is_sound = framed[_LENGTH.size : _HEADER_BYTES] == head and framed[
-        -_FOOTER_BYTES:
-    ] == compute_masked_crc(data)
+    data = framed[HEADER_BYTES:-FOOTER_BYTES]
+    head, _, end = frame_record(data)
+    is_sound = len(framed) >= FRAME_BYTES and framed.startswith(head) and framed.endswith(end)
     return data if is_sound else None
 
 

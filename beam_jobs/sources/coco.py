@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import find_better, to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
@@ -25,18 +26,6 @@ from beam_jobs.sources.folder_view import (
     FolderView,
     SourceMatch,
     unless,
-)
-from beam_jobs.sources.parsing import (
-    Corners,
-    enclose,
-    enclose_mask,
-    find_split_of_path,
-    make_box,
-    make_rotated_box,
-    parse_flag,
-    parse_id,
-    parse_number,
-    parse_size,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
@@ -56,10 +45,8 @@ def read_entries(files: SourceFiles, source: CocoSource) -> Iterator[SourceEntry
     for index, part in enumerate(source.parts):
         lists = files.read_json(part.annotations, f"parts.{index}.annotations", _keep_used)
         if not _is_coco(lists):
-            raise DataError(
-                f"{part.annotations}: not a COCO file for detection. "
-                f"It must be a mapping with the lists {', '.join(_LISTS)}."
-            )
+            need = f"It must be a mapping with the lists {', '.join(_LISTS)}."
+            raise DataError(f"{part.annotations}: not a COCO file for detection. {need}")
         yield from _read_part(files, part, lists, source.box_format)
 
 
@@ -79,11 +66,10 @@ def _read_part(
 ) -> Iterator[SourceEntry]:
     ids = Counter(_read_id(entry, "id") for entry in lists["categories"])
     if twice := [each for each, number in ids.items() if number > 1]:
-        raise DataError(
-            f"{part.annotations}: {ids[twice[0]]} categories have the id {twice[0]}. Correct them."
-        )
+        fault = f"{ids[twice[0]]} categories have the id {twice[0]}"
+        raise DataError(f"{part.annotations}: {fault}. Correct them.")
     entries = [entry for entry in lists["categories"] if isinstance(entry, dict)]
-    names = {parse_id(entry.get("id")): entry.get("name") for entry in entries}
+    names = {parsing.parse_id(entry.get("id")): entry.get("name") for entry in entries}
     id_counts = Counter(_read_id(entry, "id") for entry in lists["images"])
     by_image: dict[str, list[Any]] = defaultdict(list)
     for index, annotation in enumerate(lists.pop("annotations")):
@@ -103,14 +89,14 @@ def _read_part(
                 raise Reject("duplicate", f"{id_counts[image_id]} images have the id {image_id}")
             frame = entry.get("height"), entry.get("width")
             boxes = [
-                _parse_box(each, names, parse_size(*frame), box_format)
+                _parse_box(each, names, parsing.parse_size(*frame), box_format)
                 for each in by_image.pop(image_id, [])  # frees them
             ]
             yield SourceEntry(path, boxes=boxes, split=part.split, frame=frame, folder=part.images)
 
 
 def _read_id(entry: Any, key: str) -> str | None:
-    return parse_id(entry.get(key)) if isinstance(entry, dict) else None
+    return parsing.parse_id(entry.get(key)) if isinstance(entry, dict) else None
 
 
 def _parse_box(
@@ -119,26 +105,28 @@ def _parse_box(
     category, bbox = _read_id(annotation, "category_id"), annotation.get("bbox")
     if category not in names:
         raise Reject("unknown_class", f"no category has the category_id {category}")
-    label, is_crowd = names[category], parse_flag(annotation.get("iscrowd"), "iscrowd")
+    label, is_crowd = names[category], parsing.parse_flag(annotation.get("iscrowd"), "iscrowd")
     if not bbox and (outline := annotation.get("segmentation")):
-        return make_box(_enclose(outline), label, is_crowd=is_crowd)
+        return parsing.make_box(_enclose(outline), label, is_crowd=is_crowd)
     if not isinstance(bbox, list) or len(bbox) != 4:
         raise Reject("malformed", "the bbox must be a list of x, y, width and height")
     corners, attributes = to_corners(bbox, box_format), annotation.get("attributes")
     rotation = attributes.get("rotation") if isinstance(attributes, dict) else None
-    degrees = parse_number(rotation or 0)
-    return make_rotated_box(corners, degrees, label, size, is_crowd=is_crowd)
+    degrees = parsing.parse_number(rotation or 0)
+    return parsing.make_rotated_box(corners, degrees, label, size, is_crowd=is_crowd)
 
 
-def _enclose(outline: Any) -> Corners:
+def _enclose(outline: Any) -> parsing.Corners:
     """The corners around a mask, or around all polygons of an object, each x1, y1, x2, y2, ..."""
     if isinstance(outline, dict):
-        return enclose_mask(outline.get("size"), outline.get("counts"))
+        return parsing.enclose_mask(outline.get("size"), outline.get("counts"))
     parts = outline if isinstance(outline[0], list) else [outline]
     if not all(isinstance(part, list) and len(part) % 2 == 0 for part in parts):
         raise Reject("malformed", "the segmentation must be polygons, x1, y1, x2, ..., or a mask")
-    points = [(*map(parse_number, part),) for part in parts]
-    return enclose([pair for part in points for pair in zip(part[::2], part[1::2], strict=True)])
+    points = [(*map(parsing.parse_number, part),) for part in parts]
+    return parsing.enclose(
+        [pair for part in points for pair in zip(part[::2], part[1::2], strict=True)]
+    )
 
 
 _FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\\n]|\\.){1,1000}")')
@@ -163,7 +151,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
             )
             continue
         part = {"annotations": file.key, **unless("images", folder, ".")}
-        parts.append({**part, **unless("split", find_split_of_path(file.key), None)})
+        parts.append({**part, **unless("split", parsing.find_split_of_path(file.key), None)})
         reasons.append(f"{file.key} is a COCO file with images in {folder}")
         boxes += _list_boxes(content) if content else []
     keys: dict[str, Any] = {"parts": parts}
@@ -179,10 +167,12 @@ def _list_boxes(content: Mapping[str, Any]) -> Iterator[tuple[list[float], Size 
     sizes: dict[str | None, Size | None] = {}
     for image in content["images"]:
         with contextlib.suppress(Reject, AttributeError):
-            sizes[_read_id(image, "id")] = parse_size(image.get("height"), image.get("width"))
+            sizes[_read_id(image, "id")] = parsing.parse_size(
+                image.get("height"), image.get("width")
+            )
     for annotation in content["annotations"]:
         with contextlib.suppress(Reject, AttributeError, TypeError):
-            box = list(map(parse_number, annotation.get("bbox")))
+            box = list(map(parsing.parse_number, annotation.get("bbox")))
             if len(box) == 4:
                 yield box, sizes.get(_read_id(annotation, "image_id"))
 

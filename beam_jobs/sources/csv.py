@@ -88,9 +88,8 @@ def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) 
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
-        raise DataError(
-            f"{manifest}:1: not the header of a CSV file: {error}. Correct the file."
-        ) from None
+        fault = f"not the header of a CSV file: {error}"
+        raise DataError(f"{manifest}:1: {fault}. Correct the file.") from None
     needed = _list_columns(source)
     if missing := [name for name in needed if name not in header]:
         raise DataError(

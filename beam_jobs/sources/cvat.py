@@ -17,21 +17,9 @@ import posixpath
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.folder_view import FolderView, SourceMatch, get_task
-from beam_jobs.sources.parsing import (
-    Point,
-    enclose,
-    enclose_ellipse,
-    iterate_children,
-    make_box,
-    make_rotated_box,
-    parse_number,
-    parse_size,
-    parse_split,
-    parse_text,
-    read_xml_starts,
-)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -57,18 +45,15 @@ def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry
 
 def _iterate_images(content: bytes, name: str) -> Iterator[ElementTree.Element]:
     try:
-        for element in iterate_children(content, "annotations"):
+        for element in parsing.iterate_children(content, "annotations"):
             if element.tag == "track":
-                raise DataError(
-                    f"{name}: is an export of CVAT for video. "
-                    "Export the task as CVAT for images 1.1."
-                )
+                cure = "Export the task as CVAT for images 1.1."
+                raise DataError(f"{name}: is an export of CVAT for video. {cure}")
             if element.tag == "image":
                 yield element
     except Reject as reject:
-        raise DataError(
-            f"{name}: {reject.detail}. Export the task from CVAT again, as CVAT for images 1.1."
-        ) from None
+        cure = "Export the task from CVAT again, as CVAT for images 1.1."
+        raise DataError(f"{name}: {reject.detail}. {cure}") from None
 
 
 def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
@@ -88,15 +73,17 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "")
-    split = parse_split("" if subset.lower() == "default" else subset)  # CVAT's name for none
+    split = parsing.parse_split(
+        "" if subset.lower() == "default" else subset
+    )  # CVAT's name for none
     if source.task == "classification":
-        labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
+        labels = sorted({parsing.parse_text(tag.get("label")) for tag in element.findall("tag")})
         if not labels:
             raise Reject("no_label", "the image has no tag")
         if len(labels) > 1:
             raise Reject("contradictory", f"the image has the tags {', '.join(labels)}")
         return SourceEntry(image, labels[0], split=split)
-    frame = parse_size(element.get("height"), element.get("width"))
+    frame = parsing.parse_size(element.get("height"), element.get("width"))
     boxes = [_parse_shape(shape, frame) for shape in element if shape.tag != "tag"]
     return SourceEntry(image, boxes=boxes, split=split, frame=frame, drawn_on="upright")
 
@@ -106,44 +93,43 @@ def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
     match element.tag:
         case "box":
             corners = to_corners(_parse_numbers(element, "xtl", "ytl", "xbr", "ybr"), "xyxy")
-            return make_rotated_box(corners, parse_number(degrees), label, frame)
+            return parsing.make_rotated_box(corners, parsing.parse_number(degrees), label, frame)
         case "polygon":
-            return make_box(enclose(_parse_points(element.get("points", ""))), label)
+            return parsing.make_box(
+                parsing.enclose(_parse_points(element.get("points", ""))), label
+            )
         case "mask":
             box = _parse_numbers(element, "left", "top", "width", "height")
-            return make_box(to_corners(box, "xywh"), label)
+            return parsing.make_box(to_corners(box, "xywh"), label)
         case "ellipse":
             x, y, a, b = _parse_numbers(element, "cx", "cy", "rx", "ry")
-            angle = math.radians(parse_number(degrees))
-            return make_box(enclose_ellipse(x, y, a, b, angle), label)
-    raise Reject(
-        "unknown_shape",
-        f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}. "
-        "Convert or remove it in CVAT",
-    )
+            angle = math.radians(parsing.parse_number(degrees))
+            return parsing.make_box(parsing.enclose_ellipse(x, y, a, b, angle), label)
+    detail = f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}"
+    raise Reject("unknown_shape", f"{detail}. Convert or remove it in CVAT")
 
 
-def _parse_points(text: str) -> list[Point]:
+def _parse_points(text: str) -> list[parsing.Point]:
     """The points of `1.00,2.00;30.00,2.00`."""
     points = []
     for pair in text.split(";"):
         x, comma, y = pair.partition(",")
         if not comma:
             raise Reject("malformed", f"{pair[:40]!r} is not a point, x,y")
-        points.append((parse_number(x), parse_number(y)))
+        points.append((parsing.parse_number(x), parsing.parse_number(y)))
     return points
 
 
 def _parse_numbers(element: ElementTree.Element, *names: str) -> list[float]:
     if missing := [name for name in names if name not in element.attrib]:
         raise Reject("malformed", f"a shape lacks {', '.join(missing)}")
-    return [parse_number(element.get(name)) for name in names]
+    return [parsing.parse_number(element.get(name)) for name in names]
 
 
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds XML files of the format "CVAT for images"."""
     for file, start in view.iterate_starts(".xml"):
-        elements = read_xml_starts(start)
+        elements = parsing.read_xml_starts(start)
         names = [values.get("name", "") for tag, values in elements if tag == "image"]
         if not names or elements[0][0] != "annotations":
             continue

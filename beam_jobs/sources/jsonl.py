@@ -47,13 +47,11 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
                 entry.key = reader.find_key(fields.get("path"))
                 boxes = None
                 if source.task == "detection":
-                    outer, dot, _ = (
-                        source.corners[0].partition(".") if source.corners else ("boxes", ".", "")
-                    )
+                    first = source.corners[0] if source.corners else "boxes."
+                    outer, dot, _ = first.partition(".")
                     if dot and not isinstance(fields.get(outer), list | dict):
-                        raise Reject(
-                            "malformed", f"must have a list of {outer}, which may be empty"
-                        )
+                        detail = f"must have a list of {outer}, which may be empty"
+                        raise Reject("malformed", detail)
                     boxes = reader.read_boxes(fields)
                 yield reader.make_entry(fields, boxes)
 

@@ -23,16 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, get_task
-from beam_jobs.sources.parsing import (
-    enclose,
-    enclose_ellipse,
-    make_rotated_box,
-    parse_number,
-    parse_points,
-    parse_size,
-)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
@@ -85,10 +78,8 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
     tasks: dict[str, _Task] = {}
     entries = files.read_json(source.export, "export", _reject_duplicate_keys)
     if not isinstance(entries, list):
-        raise DataError(
-            f"{source.export}: not an export of Label Studio as JSON or JSON-MIN, which is a list "
-            "of tasks."
-        )
+        kind = "an export of Label Studio as JSON or JSON-MIN, which is a list of tasks"
+        raise DataError(f"{source.export}: not {kind}.")
     for index, entry in enumerate(entries):
         place = f"{source.export}#task-{index}"
         with files.entry(place):
@@ -161,11 +152,8 @@ def _find_kind(value: Mapping[str, Any]) -> str | None:
 def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile:
     """The image that a task refers to. Raises Reject."""
     if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARACTERS:
-        raise Reject(
-            "malformed",
-            f"the image under the key {source.image_key} must be a path or a URI, as text of "
-            f"at most {_MAX_REFERENCE_CHARACTERS} characters",
-        )
+        kind = f"a path or a URI, as text of at most {_MAX_REFERENCE_CHARACTERS} characters"
+        raise Reject("malformed", f"the image under the key {source.image_key} must be {kind}")
     scheme, separator, path = reference.partition("://")
     if prefix := max(filter(reference.startswith, source.prefixes), key=len, default=""):
         rest = reference.removeprefix(prefix)
@@ -199,17 +187,12 @@ def _find_uploaded(path: str, folder: str, files: SourceFiles) -> RawFile:
 def _choose_results(task: _Task, source: LabelStudioSource) -> _Results:
     annotations = task.annotations
     if not annotations:
-        raise Reject(
-            "no_annotation",
-            "the task has no annotation that is neither cancelled nor skipped. Annotate it, or "
-            "set preprocess.source.unannotated: ignore",
-        )
+        fault = "the task has no annotation that is neither cancelled nor skipped"
+        cure = "Annotate it, or set preprocess.source.unannotated: ignore"
+        raise Reject("no_annotation", f"{fault}. {cure}")
     if len(annotations) > 1 and source.annotation == "only":
-        raise Reject(
-            "contradictory",
-            f"the task has {len(annotations)} annotations. "
-            "Set preprocess.source.annotation to first or last",
-        )
+        cure = "Set preprocess.source.annotation to first or last"
+        raise Reject("contradictory", f"the task has {len(annotations)} annotations. {cure}")
     # Without a time as text for each, the order of the file counts.
     if all(isinstance(annotation.created_at, str) for annotation in annotations):
         annotations = sorted(annotations, key=lambda annotation: annotation.created_at)
@@ -235,7 +218,7 @@ def _make_classified(image: RawFile, results: _Results) -> SourceEntry:
 
 def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
     shapes = [result for result in results if result["type"] not in _NO_SHAPES]
-    sizes = {parse_size(s.get("original_height"), s.get("original_width")) for s in shapes}
+    sizes = {parsing.parse_size(s.get("original_height"), s.get("original_width")) for s in shapes}
     if len(sizes) > 1:
         raise Reject("contradictory", "the results give different sizes of the image")
     size = sizes.pop() if sizes else None
@@ -247,12 +230,10 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     """In pixels if the size of the image is known, otherwise in fractions."""
     kind, value = result["type"], result["value"]
     if kind not in _SHAPE_KINDS:
-        raise Reject(
-            "unknown_shape",
-            f"a result of the type {kind:.40}. {', '.join(_SHAPE_KINDS)} can become boxes. Remove "
-            "the shape in Label Studio, or export brush labels as COCO",
-        )
-    if parse_number(result.get("image_rotation") or 0) % 360:
+        detail = f"a result of the type {kind:.40}. {', '.join(_SHAPE_KINDS)} can become boxes"
+        cure = "Remove the shape in Label Studio, or export brush labels as COCO"
+        raise Reject("unknown_shape", f"{detail}. {cure}")
+    if parsing.parse_number(result.get("image_rotation") or 0) % 360:
         cure = "Rotate it back there, and update the annotation"
         raise Reject("rotated_image", f"the image was rotated in Label Studio. {cure}")
     labels = value.get(kind)
@@ -261,21 +242,25 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     height, width = size or (1.0, 1.0)
     degrees = 0.0
     if kind == "polygonlabels":
-        points = parse_points(value.get("points"))
-        corners = enclose([(x * width, y * height) for x, y in points])
+        points = parsing.parse_points(value.get("points"))
+        corners = parsing.enclose([(x * width, y * height) for x, y in points])
     elif kind == "ellipselabels":
         names = ("x", "y", "radiusX", "radiusY", "rotation")
-        x, y, a, b, angle = (parse_number(value.get(name, 0)) for name in names)
-        corners = enclose_ellipse(x * width, y * height, a * width, b * height, math.radians(angle))
+        x, y, a, b, angle = (parsing.parse_number(value.get(name, 0)) for name in names)
+        corners = parsing.enclose_ellipse(
+            x * width, y * height, a * width, b * height, math.radians(angle)
+        )
     else:
         box = [value.get(name) for name in ("x", "y", "width", "height")]
         ymin, xmin, ymax, xmax = to_corners(box, "xywh")
         corners = ymin * height, xmin * width, ymax * height, xmax * width
-        degrees = parse_number(value.get("rotation") or 0)
+        degrees = parsing.parse_number(value.get("rotation") or 0)
     if degrees and size is None:
         raise Reject("malformed", "a rotated rectangle needs original_width and original_height")
     ymin, xmin, ymax, xmax = (percent / 100 for percent in corners)
-    return make_rotated_box((ymin, xmin, ymax, xmax), degrees, labels[0], size, pivot=(xmin, ymin))
+    return parsing.make_rotated_box(
+        (ymin, xmin, ymax, xmax), degrees, labels[0], size, pivot=(xmin, ymin)
+    )
 
 
 _KEYS = ({"data"}, {"annotations", "completions"}), ({"annotator"}, {"annotation_id"})

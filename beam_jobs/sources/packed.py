@@ -14,19 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import Meaning, find_field
 from beam_jobs.sources.folder_view import unless
-from beam_jobs.sources.parsing import (
-    find_split_of_path,
-    make_box,
-    parse_box,
-    parse_split,
-    parse_text,
-)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
@@ -41,16 +35,12 @@ def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFil
     found: dict[str, tuple[RawFile, str | None]] = {}
     for index, part in enumerate(source.parts):
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
+        cure = f"Correct preprocess.source.parts.{index}.files"
         if not files:
-            raise DataError(
-                f"{listing.folder}: no file matches {part.files}. "
-                f"Correct preprocess.source.parts.{index}.files."
-            )
+            raise DataError(f"{listing.folder}: no file matches {part.files}. {cure}.")
         if twice := [file.key for file in files if file.key in found]:
-            raise DataError(
-                f"{listing.folder}: {twice[0]} belongs to two parts. "
-                f"Correct preprocess.source.parts.{index}.files, now {part.files}."
-            )
+            fault = f"{twice[0]} belongs to two parts"
+            raise DataError(f"{listing.folder}: {fault}. {cure}, now {part.files}.")
         found |= {file.key: (file, part.split) for file in files}
     return [found[key] for key in sorted(found)]
 
@@ -82,7 +72,7 @@ class PackedExample:
             self.read_values(name, len(labels)) if self.features.get(name) else [0] * len(labels)
             for name in (difficult, crowd)
         )
-        return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
+        return tuple(parsing.make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
     def read_values(self, name: str, count: int, *kinds: type) -> list[Any]:
         """The values of a feature, which are integers unless other kinds are given."""
@@ -124,7 +114,7 @@ def make_entry(
     are given as numbers.
     """
     group = find_field(fields, source.group) if source.group else None
-    own_split = parse_split(find_field(fields, source.split)) if source.split else None
+    own_split = parsing.parse_split(find_field(fields, source.split)) if source.split else None
     is_detection = source.task == "detection"
     return SourceEntry(
         image,
@@ -145,7 +135,7 @@ def parse_class(value: Any, names: Sequence[str] | None) -> str:
     if value is None or value == "" or value == -1:  # -1 is the missing label of Hugging Face
         raise Reject("no_label", f"the label is {value!r}")
     if type(value) is not int:
-        return parse_text(value)
+        return parsing.parse_text(value)
     if not names or all(name.isdecimal() for name in names):
         return str(value)
     if not 0 <= value < len(names):
@@ -169,7 +159,7 @@ def _read_boxes(
     if len(labels) != len(boxes):
         raise Reject("malformed", f"{len(boxes)} boxes have {len(labels)} values of {source.label}")
     return tuple(
-        make_box(to_corners(box, source.box_format), parse_class(label, names))
+        parsing.make_box(to_corners(box, source.box_format), parse_class(label, names))
         for box, label in zip(boxes, labels, strict=True)
     )
 
@@ -184,12 +174,12 @@ def _to_list(value: Any, name: str) -> list[Any]:
 def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
     if isinstance(box, Mapping) and "label" in box:
         box = {**box, "label": parse_class(box["label"], names)}
-    return parse_box(box)
+    return parsing.parse_box(box)
 
 
 def list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
     """The key `parts` if the names of the files tell their splits, and otherwise no key."""
-    splits = {pattern: find_split_of_path(pattern) for pattern in map(get_pattern, files)}
+    splits = {pattern: parsing.find_split_of_path(pattern) for pattern in map(get_pattern, files)}
     parts = [{"files": each, **unless("split", split, None)} for each, split in splits.items()]
     return {"parts": parts} if any(splits.values()) else {}
 

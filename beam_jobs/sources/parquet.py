@@ -47,10 +47,8 @@ def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEn
                 with raw.open_parquet(opened) as file:
                     yield from _FileReader(file, container, source, files).read_entries(split)
             except raw.CorruptParquet as error:
-                raise DataError(
-                    f"{path}: not a Parquet file, or a damaged one: {error}. "
-                    "Write or copy it again."
-                ) from None
+                fault = f"not a Parquet file, or a damaged one: {error}"
+                raise DataError(f"{path}: {fault}. Write or copy it again.") from None
 
 
 class _FileReader:
@@ -103,25 +101,20 @@ class _FileReader:
             if column in known:
                 yield column
             elif key != "label" or source.task == "classification":
-                raise DataError(
-                    f"{self._path}: there is no column {column}; "
-                    f"{suggest_name(column, known)}. Correct preprocess.source.{key}."
-                )
+                fault = f"there is no column {column}; {suggest_name(column, known)}"
+                raise DataError(f"{self._path}: {fault}. Correct preprocess.source.{key}.")
 
     def _check_image_column(self) -> None:
         kind = self._file.schema_arrow.field(self._columns[0]).type
         inner = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
         content = str(inner.get("bytes", kind))
+        column = f"{self._path}: the column {self._source.image}"
         if content.endswith("string") and self._source.images is None:
-            raise DataError(
-                f"{self._path}: the column {self._source.image} holds text. If these are "
-                "paths, set preprocess.source.images to the folder at which they start."
-            )
+            cure = "set preprocess.source.images to the folder at which they start."
+            raise DataError(f"{column} holds text. If these are paths, {cure}")
         if not content.endswith(("binary", "string")):
-            raise DataError(
-                f"{self._path}: the column {self._source.image} is of the type {kind}, "
-                "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
-            )
+            need = "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
+            raise DataError(f"{column} is of the type {kind}, {need}")
 
     def _check_size(self, group: int) -> None:
         metadata = self._file.metadata.row_group(group)

@@ -25,13 +25,11 @@ from beam_jobs.stages.stage import Box, Reject
 Point = tuple[float, float]  # x, y
 Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
 
-_IMAGE_SUFFIXES = frozenset(
-    (
-        *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png"),
-        *(".pjpeg", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
-        *(".avif", ".heic", ".heif", ".jp2"),  # which `decode` names when it rejects them
-    )
-)
+_IMAGE_SUFFIXES = {
+    *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png"),
+    *(".pjpeg", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    *(".avif", ".heic", ".heif", ".jp2"),  # which `decode` names when it rejects them
+}
 _FALSE = ("0", "0.0", "false", "no", "f", "n", "", "null", "none", "unspecified")
 _FLAGS = dict.fromkeys(_FALSE, False) | dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), True)
 """The values of flags as tools write them, in lower case. Copies of labelImg write Unspecified."""
@@ -134,10 +132,8 @@ def make_box(
 ) -> Box:
     """A box of ymin, xmin, ymax, xmax as a file has them."""
     ymin, xmin, ymax, xmax = map(parse_number, coordinates)
-    is_difficult = parse_flag(is_difficult, "is_difficult")
-    return Box(
-        ymin, xmin, ymax, xmax, parse_text(label), is_difficult, parse_flag(is_crowd, "is_crowd")
-    )
+    flags = parse_flag(is_difficult, "is_difficult"), parse_flag(is_crowd, "is_crowd")
+    return Box(ymin, xmin, ymax, xmax, parse_text(label), *flags)
 
 
 def parse_box(box: Any) -> Box:
@@ -195,8 +191,7 @@ def parse_utf8(content: bytes, name: str) -> str:
 def check_size(num_bytes: int, max_bytes: int, name: str) -> None:
     """Raises Reject: too_large."""
     if num_bytes > max_bytes:
-        detail = f"{name} of {num_bytes} bytes, allowed are {max_bytes}"
-        raise Reject("too_large", detail)
+        raise Reject("too_large", f"{name} of {num_bytes} bytes, allowed are {max_bytes}")
 
 
 def parse_text(value: Any) -> str:
@@ -248,9 +243,8 @@ def parse_split(value: Any) -> str | None:
 def iterate_path_ends(path: Any) -> Iterator[str]:
     """The path without its root, then without its first folder, and so on. It may be of Windows."""
     if not isinstance(path, str) or len(path) > _MAX_PATH_CHARACTERS:
-        raise Reject(
-            "malformed", f"a path must be text of at most {_MAX_PATH_CHARACTERS} characters"
-        )
+        limit = f"text of at most {_MAX_PATH_CHARACTERS} characters"
+        raise Reject("malformed", f"a path must be {limit}")
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
     if len(parts) > _MAX_PATH_PARTS:
         raise Reject("malformed", f"a path of {len(parts)} parts, allowed are {_MAX_PATH_PARTS}")
@@ -372,9 +366,8 @@ def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Elem
                 parser.close()
             for event, element in parser.read_events():
                 if not around and element.tag != root_tag:
-                    raise Reject(
-                        "malformed", f"the XML is a <{element.tag}> and not an <{root_tag}>"
-                    )
+                    detail = f"the XML is a <{element.tag}> and not an <{root_tag}>"
+                    raise Reject("malformed", detail)
                 if event == "start":
                     around.append(element)
                     continue

@@ -129,25 +129,19 @@ def parse_label_map(content: bytes, name: str) -> LabelMap:
     found = LabelMap({}, {})
     for item, label in items:
         if not item.HasField("id") or not label:
-            raise DataError(
-                f"{name}: an item needs an id and a name, got id {item.id} and name {label!r}"
-            )
+            fault = f"an item needs an id and a name, got id {item.id} and name {label!r}"
+            raise DataError(f"{name}: {fault}")
         if other := found.names.get(item.id):
-            raise DataError(
-                f"{name}: the classes {other!r} and {label!r} have the same id {item.id}. "
-                "Give each class its own id."
-            )
+            fault = f"the classes {other!r} and {label!r} have the same id {item.id}"
+            raise DataError(f"{name}: {fault}. Give each class its own id.")
         found.names[item.id] = label
         for alias in {label, item.name} - {""}:
             if (other := found.aliases.setdefault(alias, label)) != label:
-                raise DataError(
-                    f"{name}: {alias!r} names the classes {other!r} and {label!r}. "
-                    "Give each class its own name."
-                )
+                fault = f"{alias!r} names the classes {other!r} and {label!r}"
+                raise DataError(f"{name}: {fault}. Give each class its own name.")
     if not items:
-        raise DataError(
-            f"{name}: the label map has no items. Add items such as item {{ id: 1 name: 'cat' }}."
-        )
+        cure = "Add items such as item { id: 1 name: 'cat' }."
+        raise DataError(f"{name}: the label map has no items. {cure}")
     return found
 
 

@@ -38,6 +38,8 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _MAX_MEMBERS, _MAX_MEMBER_BYTES = 60, 1 << 20
 """What is looked at to recognise a tar file."""
+_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+_ADJACENT = "The members of a sample must follow one another"
 _MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
 
 
@@ -69,11 +71,11 @@ def _to_key(name: str) -> str:
 def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     """Yields the members that belong to samples, in order, and then the damage if there is any."""
     if file.read(8).startswith(_COMPRESSED):
-        yield Reject(
-            "compressed",
-            "a compressed archive, in which no image can be found by its place. Unpack it with "
-            "gunzip, bunzip2, unxz or unzstd to a .tar file. Images get no smaller by compression",
+        detail = "a compressed archive, in which no image can be found by its place. Unpack it with"
+        cure = (
+            "gunzip, bunzip2, unxz or unzstd to a .tar file. Images get no smaller by compression"
         )
+        yield Reject("compressed", f"{detail} {cure}")
         return
     file.seek(0)
     end = 0
@@ -90,7 +92,7 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
                 if parts and not member.isdir():
                     yield _Member(parts[1], parts[2].lower(), member)
             end = tar.offset
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+    except _TAR_ERRORS as error:
         yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {error}. Write again")
         return
     file.seek(end)
@@ -98,11 +100,8 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     if not rest:
         yield Reject("truncated", f"the end of the archive is missing at byte {end}. Copy it again")
     elif rest.strip(b"\0"):
-        yield Reject(
-            "corrupt",
-            f"no member begins at byte {end}, and the file goes on. It is damaged, or several "
-            "archives were joined. Write one archive",
-        )
+        detail = f"no member begins at byte {end}, and the file goes on. It is damaged, or several"
+        yield Reject("corrupt", f"{detail} archives were joined. Write one archive")
 
 
 class _Sample:
@@ -116,11 +115,9 @@ class _Sample:
             if name.startswith("/") or ".." in name.split("/"):
                 raise Reject("malformed", f"the name {name} leads out of the archive")
             if not member.info.isreg() or member.info.issparse():
-                raise Reject(
-                    "not_regular",
-                    f"{name} is a link, a device or a sparse file. Pack the file itself "
-                    "(tar --hard-dereference --dereference)",
-                )
+                cure = "Pack the file itself (tar --hard-dereference --dereference)"
+                detail = f"{name} is a link, a device or a sparse file. {cure}"
+                raise Reject("not_regular", detail)
             if member.suffix in self._members:
                 raise Reject("duplicate", f"{name} is there twice")
             self._members[member.suffix] = member.info
@@ -129,11 +126,10 @@ class _Sample:
         member = self._find_image(source.image)
         annotation = self._members.get(source.annotation_suffix)
         if annotation is None:
-            raise Reject(
-                "no_annotation" if source.task == "detection" else "no_label",
-                f"has no .{source.annotation_suffix} next to it, but "
-                f"{', '.join(self._members)}. The members of a sample must follow one another",
-            )
+            reason = "no_annotation" if source.task == "detection" else "no_label"
+            there = ", ".join(self._members)
+            detail = f"has no .{source.annotation_suffix} next to it, but {there}. {_ADJACENT}"
+            raise Reject(reason, detail)
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
         digest, offset = compute_digest(content), member.offset_data
@@ -147,17 +143,12 @@ class _Sample:
             if (is_image_name(member.name) if suffix is None else name == suffix.lower())
         ]
         if not images:
-            raise Reject(
-                "no_image",
-                f"no image among the members {', '.join(self._members)}. "
-                "The members of a sample must follow one another",
-            )
+            detail = f"no image among the members {', '.join(self._members)}. {_ADJACENT}"
+            raise Reject("no_image", detail)
         if len(images) > 1:
-            raise Reject(
-                "ambiguous_image",
-                f"the images {' and '.join(image.name for image in images)}. Name the suffix of "
-                "one in preprocess.source.image",
-            )
+            names = " and ".join(image.name for image in images)
+            cure = "Name the suffix of one in preprocess.source.image"
+            raise Reject("ambiguous_image", f"the images {names}. {cure}")
         return images[0]
 
     def _read_fields(self, member: tarfile.TarInfo, source: WebdatasetSource) -> dict[str, object]:
@@ -198,10 +189,8 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         elif isinstance(found, Meaning):
             keys = {**make_keys(found), "annotation": "json"}
         keys |= list_parts(files)
-        reason = (
-            f"{count(len(files), 'tar file')} of samples with the members "
-            f"{join_names(sorted(suffixes))}"
-        )
+        names = join_names(sorted(suffixes))
+        reason = f"{count(len(files), 'tar file')} of samples with the members {names}"
         notes = found.notes if isinstance(found, Meaning) else ()
         yield SourceMatch("webdataset", reason, keys, notes=notes)
     elif members:
@@ -219,14 +208,13 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
 def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
     """The base names of the first files in a tar file, each with the start of its content."""
     found = []
-    with view.open(file) as opened:
-        try:
-            with tarfile.open(fileobj=opened, mode="r:") as tar:
-                for member in itertools.islice(tar, _MAX_MEMBERS):
-                    if content := tar.extractfile(member) if member.isfile() else None:
-                        found.append(
-                            (posixpath.basename(member.name), content.read(_MAX_MEMBER_BYTES))
-                        )
-        except (tarfile.TarError, ValueError, OverflowError, RecursionError):
-            pass  # damaged from here on
+    with (
+        view.open(file) as opened,
+        contextlib.suppress(*_TAR_ERRORS),  # damaged from there on
+        tarfile.open(fileobj=opened, mode="r:") as tar,
+    ):
+        for member in itertools.islice(tar, _MAX_MEMBERS):
+            if content := tar.extractfile(member) if member.isfile() else None:
+                start = content.read(_MAX_MEMBER_BYTES)
+                found.append((posixpath.basename(member.name), start))
     return found

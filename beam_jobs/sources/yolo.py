@@ -56,7 +56,7 @@ from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _CLASS_FILE = re.compile(
-    r"(.*[._-])?(class(es)?|names|labels)\.txt|.*\.(names|labels)", re.IGNORECASE
+    r"(.*[/._-])?(class(es)?|names|labels)\.txt|.*\.(names|labels)", re.I | re.S
 )
 _DARKNET_KEYS = {"train": "train", "valid": "val", "test": "test", "names": "names"}
 """Our keys by those of a `.data` file of Darknet."""
@@ -111,7 +111,7 @@ class _Description(NamedTuple):
 def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry]:
     description = _read_description(files, source.data)
     names = _parse_names(description, files)
-    if _CLASS_FILE.fullmatch(posixpath.basename(source.data)):
+    if _CLASS_FILE.fullmatch(source.data):
         lists = _find_list_keys(files.by_key, source.data, files.read)
         places = [_Place(key, False, split, f"{source.data}:1") for key, split in lists.items()]
     else:
@@ -191,9 +191,8 @@ def _read_list(
         if path:
             with files.entry(f"{place.key}:{number}") as entry:
                 if has_boxes and not is_image_name(path):
-                    raise Reject(
-                        "malformed", f"{path:.80} must be an image, then x1,y1,x2,y2,class"
-                    )
+                    detail = f"{path:.80} must be an image, then x1,y1,x2,y2,class"
+                    raise Reject("malformed", detail)
                 near = files.get(files.to_key(path, posixpath.dirname(place.key)))
                 file = near or files.find_image_anywhere(path, posixpath.dirname(source.data))
                 entry.key = file.key if has_boxes else None
@@ -285,20 +284,16 @@ def _reject_unused_labels(
     prefixes: tuple[str, ...], files: SourceFiles, used: Collection[str]
 ) -> None:
     """Rejects label files without an image, unless they may be for images that no list names."""
-    for file in files.listing.files:
-        if (
-            file.key.startswith(prefixes)
-            and file.key.lower().endswith(".txt")
-            and file.key not in used
-            and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))  # some tools write it
-        ):
-            with files.entry(file.key, file.key):
+    for key in files.by_key:
+        is_label = key.startswith(prefixes) and key.lower().endswith(".txt") and key not in used
+        if is_label and not _CLASS_FILE.fullmatch(key):  # some tools write it there
+            with files.entry(key, key):
                 raise Reject("missing_image", "there is no image of this name")
 
 
 def _read_description(files: SourceFiles, name: str) -> _Description:
     text = files.read_text(name, "data", _MAX_BYTES)
-    if _CLASS_FILE.fullmatch(posixpath.basename(name)):
+    if _CLASS_FILE.fullmatch(name):
         return _parse_class_file(name, text)
     if name.endswith(".data"):
         values, lines = dict[str, Any](), dict[Location, int]()
@@ -316,11 +311,8 @@ def _read_description(files: SourceFiles, name: str) -> _Description:
         raise DataError(f"{name}:1: must be a mapping with the keys train, val and names.")
     description = _Description(name, values, lines)
     if "kpt_shape" in values:
-        raise description.make_error(
-            "key points are not supported. Remove the key, and the columns of the key points from "
-            "the label files.",
-            "kpt_shape",
-        )
+        cure = "Remove the key, and the columns of the key points from the label files."
+        raise description.make_error(f"key points are not supported. {cure}", "kpt_shape")
     return description
 
 
@@ -351,17 +343,14 @@ def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
             if found is None:
                 tried = ", ".join(candidate[:200] for candidate in candidates[:3])
                 tried += f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
-                raise description.make_error(
-                    f"there are no files in {files.listing.folder} under {tried}. "
-                    f"Correct the entry or path, or remove {key}.",
-                    *location,
-                )
+                fault = f"there are no files in {files.listing.folder} under {tried}"
+                cure = f"Correct the entry or path, or remove {key}."
+                raise description.make_error(f"{fault}. {cure}", *location)
             if other := places.get(found):
-                raise description.make_error(
-                    f"{found} is named in {other.line} already, and an image can be in one split "
-                    "only. Remove one of the entries.",
-                    *location,
+                fault = (
+                    f"{found} is named in {other.line} already, and an image can be in one split"
                 )
+                raise description.make_error(f"{fault} only. Remove one of the entries.", *location)
             line = f"{description.name}:{description.find_line(*location)}"
             places[found] = _Place(found, found in folders, split, line)
     return [*places.values()]
@@ -401,22 +390,16 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
     if names is None and count is not None:
         return {number: f"class_{number}" for number in range(count)}
     if not names or not isinstance(names, (list, dict)):
-        raise description.make_error(
-            "must be a list of the classes, a mapping from numbers to classes, or the path of a "
-            "file with one class a line.",
-            "names",
-        )
+        kinds = "a list of the classes, a mapping from numbers to classes, or the path of a file"
+        raise description.make_error(f"must be {kinds} with one class a line.", "names")
     if count is not None and count != len(names):
         raise description.make_error(f"is {count}, but there are {len(names)} names.", "nc")
     found: dict[str, int] = {}
     for number, name in names.items() if isinstance(names, dict) else enumerate(names):
         location = "names", number if isinstance(names, list) else str(number)
         if not str(number).isdecimal() or isinstance(name, bool) or not isinstance(name, str | int):
-            raise description.make_error(
-                f"{str(number):.40}: {str(name):.40} is not a number with the name of a class. "
-                "Put the name in quotes.",
-                *location,
-            )
+            fault = f"{str(number):.40}: {str(name):.40} is not a number with the name of a class"
+            raise description.make_error(f"{fault}. Put the name in quotes.", *location)
         if found.setdefault(str(name).strip(), int(number)) != int(number):
             problem = f"two classes have the name {str(name):.40}. Rename one of them."
             raise description.make_error(problem, *location)
@@ -426,8 +409,7 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
 def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
     check_size(len(content), _MAX_LABEL_BYTES, "a label file")
     boxes = []
-    lines = parse_utf8(content, "the label file").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(parse_utf8(content, "the label file").splitlines(), start=1):
         if fields := line.split():
             try:
                 boxes.append(_parse_object(fields, names))
@@ -482,12 +464,12 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if all(key.search(start) for key in keys)
     ]
     stems = {posixpath.splitext(file.key)[0] for file in view.images}
+    texts = [file for file in view.files if file.key.endswith(".txt")]
     texts = [
         file
-        for file in view.files
-        if file.key.endswith(".txt")
-        and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))
-        and ("labels" in file.key.split("/")[:-1] or file.key[: -len(".txt")] in stems)
+        for file in texts
+        if ("labels" in file.key.split("/")[:-1] or posixpath.splitext(file.key)[0] in stems)
+        and not _CLASS_FILE.fullmatch(file.key)
     ]
     starts = [decode_text(view.read_start(file), "replace") for file in texts[:MAX_CANDIDATES]]
     if not any(map(_YOLO_LINE.match, starts)):
@@ -515,7 +497,7 @@ def _recognise_class_file(
     most = max((int(float(row.split()[0])) for row in rows), default=0)
     found: dict[tuple[str, ...], str] = {}
     for file in view.list_candidates(".txt", ".names", ".labels"):
-        if _CLASS_FILE.fullmatch(posixpath.basename(file.key)):
+        if _CLASS_FILE.fullmatch(file.key):
             names = tuple(decode_text(view.read_start(file), "replace").strip().splitlines())
             if len(names) > most and not any(map(_is_listed_image, names)):
                 found.setdefault(names, file.key)

@@ -20,13 +20,7 @@ from typing import Any
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import find_better, to_corners
-from beam_jobs.sources.folder_view import (
-    MAX_CANDIDATES,
-    MAX_JSON_BYTES,
-    FolderView,
-    SourceMatch,
-    unless,
-)
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, MAX_JSON_BYTES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -124,9 +118,8 @@ def _enclose(outline: Any) -> parsing.Corners:
     if not all(isinstance(part, list) and len(part) % 2 == 0 for part in parts):
         raise Reject("malformed", "the segmentation must be polygons, x1, y1, x2, ..., or a mask")
     points = [(*map(parsing.parse_number, part),) for part in parts]
-    return parsing.enclose(
-        [pair for part in points for pair in zip(part[::2], part[1::2], strict=True)]
-    )
+    pairs = [pair for part in points for pair in zip(part[::2], part[1::2], strict=True)]
+    return parsing.enclose(pairs)
 
 
 _FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\\n]|\\.){1,1000}")')
@@ -144,14 +137,11 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
             continue
         folder, found = view.find_images_folder(names, file.key)
         if not found:
-            yield (
-                f"{file.key} is like a COCO file, but none of its images"
-                f"{f' ({names[0]})' if names else ''} is below this folder. Name the folder that "
-                "holds both"
-            )
+            example = f" ({names[0]})" if names else ""
+            fault = f"is like a COCO file, but none of its images{example} is below this folder"
+            yield f"{file.key} {fault}. Name the folder that holds both"
             continue
-        part = {"annotations": file.key, **unless("images", folder, ".")}
-        parts.append({**part, **unless("split", parsing.find_split_of_path(file.key), None)})
+        parts.append(parsing.name_part("annotations", file.key, folder))
         reasons.append(f"{file.key} is a COCO file with images in {folder}")
         boxes += _list_boxes(content) if content else []
     keys: dict[str, Any] = {"parts": parts}
@@ -167,9 +157,8 @@ def _list_boxes(content: Mapping[str, Any]) -> Iterator[tuple[list[float], Size 
     sizes: dict[str | None, Size | None] = {}
     for image in content["images"]:
         with contextlib.suppress(Reject, AttributeError):
-            sizes[_read_id(image, "id")] = parsing.parse_size(
-                image.get("height"), image.get("width")
-            )
+            size = image.get("height"), image.get("width")
+            sizes[_read_id(image, "id")] = parsing.parse_size(*size)
     for annotation in content["annotations"]:
         with contextlib.suppress(Reject, AttributeError, TypeError):
             box = list(map(parsing.parse_number, annotation.get("bbox")))

@@ -92,11 +92,10 @@ def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) 
         raise DataError(f"{manifest}:1: {fault}. Correct the file.") from None
     needed = _list_columns(source)
     if missing := [name for name in needed if name not in header]:
-        raise DataError(
-            f"{manifest}:1: the header lacks {', '.join(missing)}. For {source.task} it needs "
-            f"{','.join(needed)}, got {_shorten(','.join(header))}. Correct the file, or "
-            "name its columns in preprocess.source.columns."
-        )
+        fault = f"the header lacks {', '.join(missing)}"
+        need = f"For {source.task} it needs {','.join(needed)}, got {_shorten(','.join(header))}"
+        cure = "Correct the file, or name its columns in preprocess.source.columns."
+        raise DataError(f"{manifest}:1: {fault}. {need}. {cure}")
     if twice := sorted(n for n, count in Counter(header).items() if n and count > 1):
         names = ", ".join(map(_shorten, twice))
         raise DataError(

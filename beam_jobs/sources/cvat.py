@@ -33,11 +33,12 @@ _MAX_BYTES = 512 << 20
 
 
 def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry]:
-    name = source.annotations
+    name, is_classification = source.annotations, source.task == "classification"
     content = files.read(name, "annotations", _MAX_BYTES)
     for index, element in enumerate(_iterate_images(content, name)):
         with files.entry(f"{name}#image-{index}") as entry:
-            entry.labels = _list_labels(element, source)
+            shapes = (shape for shape in element if (shape.tag == "tag") is is_classification)
+            entry.labels = [shape.get("label", "").strip() for shape in shapes]
             image = _find_image(element, source, files)
             entry.key = image.key
             yield _make_entry(element, image, source)
@@ -56,11 +57,6 @@ def _iterate_images(content: bytes, name: str) -> Iterator[ElementTree.Element]:
         raise DataError(f"{name}: {reject.detail}. {cure}") from None
 
 
-def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
-    is_tag = source.task == "classification"
-    return [shape.get("label", "").strip() for shape in element if (shape.tag == "tag") is is_tag]
-
-
 def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceFiles) -> RawFile:
     """Projects have a folder for each subset, and the frames of a video get the suffix .PNG."""
     name, subset = element.get("name"), element.get("subset", "")
@@ -73,9 +69,8 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "")
-    split = parsing.parse_split(
-        "" if subset.lower() == "default" else subset
-    )  # CVAT's name for none
+    is_default = subset.lower() == "default"  # CVAT's name for no subset
+    split = None if is_default else parsing.parse_split(subset)
     if source.task == "classification":
         labels = sorted({parsing.parse_text(tag.get("label")) for tag in element.findall("tag")})
         if not labels:
@@ -95,9 +90,8 @@ def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
             corners = to_corners(_parse_numbers(element, "xtl", "ytl", "xbr", "ybr"), "xyxy")
             return parsing.make_rotated_box(corners, parsing.parse_number(degrees), label, frame)
         case "polygon":
-            return parsing.make_box(
-                parsing.enclose(_parse_points(element.get("points", ""))), label
-            )
+            points = _parse_points(element.get("points", ""))
+            return parsing.make_box(parsing.enclose(points), label)
         case "mask":
             box = _parse_numbers(element, "left", "top", "width", "height")
             return parsing.make_box(to_corners(box, "xywh"), label)

@@ -103,8 +103,8 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     if not folders:
         raise DataError(
             f"{folder}: its {len(listing.files)} files lie in no folder. Put the images of each "
-            "class into a folder with the name of the class, "
-            "or name the classes in a CSV file (preprocess.source.type: csv)."
+            "class into a folder with the name of the class, or name the classes in a CSV file "
+            "(preprocess.source.type: csv)."
         )
     if source.class_folder == "outer":
         return
@@ -118,10 +118,9 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     if len(tree) == 1:
         [(first, below)] = tree.items()
         if len(below := below - {""}) > 1:
-            raise DataError(
-                f"{folder}: the only folder in it is {first}, which has the folders "
-                f"{join_names(sorted(below))}. Set preprocess.source.path to {folder}/{first}."
-            )
+            fault = f"the only folder in it is {first}, which has the folders"
+            cure = f"Set preprocess.source.path to {folder}/{first}."
+            raise DataError(f"{folder}: {fault} {join_names(sorted(below))}. {cure}")
     elif (
         source.class_folder is None
         and not has_groups
@@ -142,25 +141,20 @@ def _validate_split_folders(
     splits = sorted(layout.splits)
     others = {each[0] for each in folders}.difference(splits) if not layout.depth else ()
     if others:
-        raise DataError(
-            f"{listing.folder}: has folders of splits ({join_names(splits)}) and other folders "
-            f"({join_names(sorted(others))}). Move the other folders away, {REMEDY}"
-        )
+        fault = f"has folders of splits ({join_names(splits)}) and other folders"
+        fault = f"{fault} ({join_names(sorted(others))})"
+        raise DataError(f"{listing.folder}: {fault}. Move the other folders away, {REMEDY}")
     for split in set(layout.splits.values()):
         names = [name for name in splits if layout.splits[name] == split]
         if len({bool(get_other_words(name)) for name in names}) > 1:
-            raise DataError(
-                f"{listing.folder}: {join_names(names)} may all be the split {split}, or parts or "
-                f"copies of it. Keep one of them, {REMEDY}"
-            )
+            fault = f"{join_names(names)} may all be the split {split}, or parts or copies of it"
+            raise DataError(f"{listing.folder}: {fault}. Keep one of them, {REMEDY}")
     stems = {each[: layout.depth + 1] for each in layout.stems if len(each) > layout.depth}
     with_classes = {each[: layout.depth + 1] for each in folders if layout.find_classes(each)[0]}
     if flat := sorted(stems - with_classes):
-        raise DataError(
-            f"{listing.folder}/{'/'.join(flat[0])}: a folder of a split needs class folders. Put "
-            "its images into one folder per class, move the folder away if they have no labels, "
-            f"{REMEDY}"
-        )
+        fault = "a folder of a split needs class folders. Put its images into one folder per class"
+        cure = f"move the folder away if they have no labels, {REMEDY}"
+        raise DataError(f"{listing.folder}/{'/'.join(flat[0])}: {fault}, {cure}")
 
 
 def _find_splits(folders: Collection[_Folders]) -> tuple[int, dict[str, str]]:
@@ -219,15 +213,12 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     if not images:
         yield f"{count(len(view.images), 'image')} in no class folder"
     elif len(images) == 1:
-        yield (
-            f"only one folder has images ({min(images)}), and a classifier needs two classes. Put "
-            "the images of each class into a folder of its own"
-        )
+        fault = f"only one folder has images ({min(images)}), and a classifier needs two classes"
+        yield f"{fault}. Put the images of each class into a folder of its own"
     elif others:
-        yield (
-            f"{len(images)} folders have images, and {join_names(others)} "
-            f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
-        )
+        have = "has" if len(others) == 1 else "have"
+        fault = f"{len(images)} folders have images, and {join_names(others)} {have} none"
+        yield f"{fault}. Move what is no class away"
     else:
         *first, last = [f"{number:,}" for _, number in sorted(images.items())]
         numbers = f"{', '.join(first)} and {last}"

@@ -85,15 +85,13 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
         with files.entry(place):
             if not isinstance(entry, dict):
                 raise Reject("malformed", f"must be an object, got {type(entry).__name__}")
-            if "data" in entry or "annotations" in entry:
-                data = entry.get("data")
-                if not isinstance(data, dict):
-                    raise Reject("malformed", "a task needs an object under the key data")
-                reference, annotations = data.get(source.image_key), _read_json(entry, source)
-                key = place
-            else:
-                reference, annotations = entry.get(source.image_key), _read_json_min(entry, source)
-                key = f"{entry.get('id')} {reference}" if "id" in entry else place
+            is_min = not entry.keys() & {"data", "annotations"}
+            data = entry if is_min else entry.get("data")
+            if not isinstance(data, dict):
+                raise Reject("malformed", "a task needs an object under the key data")
+            reference = data.get(source.image_key)
+            annotations = (_read_json_min if is_min else _read_json)(entry, source)
+            key = f"{entry['id']} {reference}" if is_min and "id" in entry else place
             tasks.setdefault(key, _Task(place, reference, [])).annotations.extend(annotations)
     return tasks.values()
 

@@ -20,7 +20,6 @@ from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
 from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import Meaning, find_field
-from beam_jobs.sources.folder_view import unless
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
@@ -179,19 +178,15 @@ def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
 
 def list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
     """The key `parts` if the names of the files tell their splits, and otherwise no key."""
-    splits = {pattern: parsing.find_split_of_path(pattern) for pattern in map(get_pattern, files)}
-    parts = [{"files": each, **unless("split", split, None)} for each, split in splits.items()]
-    return {"parts": parts} if any(splits.values()) else {}
+    patterns = dict.fromkeys(map(get_pattern, files))
+    parts = [parsing.name_part("files", pattern) for pattern in patterns]
+    return {"parts": parts} if any("split" in part for part in parts) else {}
 
 
 def get_pattern(file: RawFile) -> str:
     """The pattern of a file and of the other shards of its set."""
-    key = file.key
-    found = re.search(r"-(\d+)-of-\d+", key)
-    if not found:
-        return glob.escape(key)
-    before, after = glob.escape(key[: found.start(1)]), glob.escape(key[found.end(1) :])
-    return f"{before}{'?' * len(found[1])}{after}"
+    shard = r"(?<=-)\d+(?=-of-\d)"
+    return re.sub(shard, lambda number: "?" * len(number[0]), glob.escape(file.key), count=1)
 
 
 def make_keys(meaning: Meaning) -> dict[str, Any]:

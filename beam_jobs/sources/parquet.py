@@ -41,14 +41,13 @@ _MAX_ROWS = 500
 def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEntry]:
     folder = files.listing.folder
     for container, split in find_containers(source, files.listing):
-        path = f"{folder / container.key}"
         with raw.translate_read_errors(container.key), raw.open_raw(container, folder) as opened:
             try:
                 with raw.open_parquet(opened) as file:
                     yield from _FileReader(file, container, source, files).read_entries(split)
             except raw.CorruptParquet as error:
-                fault = f"not a Parquet file, or a damaged one: {error}"
-                raise DataError(f"{path}: {fault}. Write or copy it again.") from None
+                fault = f"not a Parquet file, or a damaged one: {error}. Write or copy it again"
+                raise DataError(f"{folder / container.key}: {fault}.") from None
 
 
 class _FileReader:
@@ -125,11 +124,10 @@ class _FileReader:
             if column.path_in_schema.partition(".")[0] == self._columns[0]
         )
         if num_bytes > _MAX_GROUP_BYTES:
-            raise DataError(
-                f"{self._path}: the images of row group {group} have {num_bytes} bytes, "
-                f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group "
-                "(row_group_size=100 of pyarrow.parquet.write_table)."
-            )
+            fault = f"the images of row group {group} have {num_bytes} bytes"
+            limit = f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group"
+            example = "row_group_size=100 of pyarrow.parquet.write_table"
+            raise DataError(f"{self._path}: {fault}, {limit} ({example}).")
 
     def _make_image(self, value: Any, row: int) -> raw.Raw:
         if isinstance(content := raw.find_bytes(value), bytes):

@@ -84,6 +84,12 @@ def find_split_of_path(path: str) -> str | None:
     return find_split(posixpath.basename(path)) or find_split(path)
 
 
+def name_part(key: str, file_key: str, images: str = ".") -> dict[str, Any]:
+    """A part of a source: the key of its file, the folder of its images, and its split, if any."""
+    part = {key: file_key, "images": images, "split": find_split_of_path(file_key)}
+    return {name: value for name, value in part.items() if value not in (".", None)}
+
+
 def find_split_names(folders: Iterable[str]) -> dict[str, str]:
     """Our splits by the names of folders, if these are folders of splits: train and another one.
 

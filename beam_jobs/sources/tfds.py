@@ -154,10 +154,9 @@ def _read_schema(builder: Any) -> _Schema:
     has_objects = isinstance(box, kinds.BBoxFeature)
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
-        raise DataError(
-            f"{builder.info.full_name}: needs the features image (Image), and label (ClassLabel) "
-            f"or objects with bbox and label, got {', '.join(features)}"
-        )
+        need = "image (Image), and label (ClassLabel) or objects with bbox and label"
+        found = ", ".join(features)
+        raise DataError(f"{builder.info.full_name}: needs the features {need}, got {found}")
     box_format = getattr(getattr(box, "bbox_format", None), "value", "REL_YXYX")
     if has_objects and box_format != "REL_YXYX":
         fault = f"its boxes are {box_format}, need REL_YXYX, the default"

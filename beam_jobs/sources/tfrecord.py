@@ -170,11 +170,8 @@ _TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds TFRecord files with images. The first record of the first file is parsed."""
     others = (shards.QUARANTINE_PREFIX, f"{shards.RAW_TEST_PREFIX}test-")
-    files = [
-        file
-        for file in view.list_candidates("")
-        if _TFRECORD_NAME.search(file.key) and not posixpath.basename(file.key).startswith(others)
-    ]
+    named = [file for file in view.list_candidates("") if _TFRECORD_NAME.search(file.key)]
+    files = [file for file in named if not posixpath.basename(file.key).startswith(others)]
     if not files:
         return
     features, problem = dict[str, Any](), "its first record has other features"

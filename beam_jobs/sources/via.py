@@ -27,7 +27,6 @@ from beam_jobs.sources.folder_view import (
     Question,
     SourceMatch,
     join_names,
-    unless,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
@@ -111,19 +110,17 @@ def _find_label(region: Any, attribute: str | None) -> Any:
 
 
 def _enclose(shape: Mapping[str, Any]) -> parsing.Corners:
-    kind, radius = shape.get("name"), shape.get("r")
+    kind = shape.get("name")
     if kind == "rect":
         return to_corners([shape.get(n) for n in ("x", "y", "width", "height")], "xywh")
     if kind in ("circle", "ellipse"):
         names = ("cx", "cy", "rx", "ry", "theta")
-        defaults = {"rx": radius, "ry": radius, "theta": 0}
-        x, y, a, b, angle = (parsing.parse_number(shape.get(n, defaults.get(n))) for n in names)
-        return parsing.enclose_ellipse(x, y, a, b, angle)
+        shape = {"rx": shape.get("r"), "ry": shape.get("r"), "theta": 0, **shape}
+        return parsing.enclose_ellipse(*(parsing.parse_number(shape.get(name)) for name in names))
     xs, ys = shape.get("all_points_x"), shape.get("all_points_y")
     if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
-        return parsing.enclose(
-            parsing.parse_points([list(pair) for pair in zip(xs, ys, strict=True)])
-        )
+        points = [list(pair) for pair in zip(xs, ys, strict=True)]
+        return parsing.enclose(parsing.parse_points(points))
     raise Reject("unknown_shape", f"{shape!s:.80} is no shape with an area")
 
 
@@ -140,11 +137,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if not view.count_images_named(images):
             yield f"{file.key} is of VGG Image Annotator, but {images[0]} is not below this folder"
             continue
-        part = unless("images", view.find_images_folder(images, file.key)[0], ".")
-        part |= {
-            "manifest": file.key,
-            **unless("split", parsing.find_split_of_path(file.key), None),
-        }
+        part = parsing.name_part("manifest", file.key, view.find_images_folder(images, file.key)[0])
         parts.setdefault(frozenset(images), part)  # two files may have the same images
         for each in entries:
             with contextlib.suppress(Reject):

@@ -62,9 +62,8 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
         annotations[name] = annotations.pop(other)
         if lists is not None and other in lists and name not in lists:
             lists[name] = lists.pop(other)
-    folders = parsing.find_split_names(
-        {name.partition("/")[0] for name in images.keys() & annotations}
-    )
+    both = images.keys() & annotations
+    folders = parsing.find_split_names({name.partition("/")[0] for name in both})
     names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":
         names &= lists.keys()
@@ -185,13 +184,12 @@ def _parse_object(element: ElementTree.Element, frame: Size | None) -> list[Box]
     found = []
     for each in element.findall("bndbox"):
         degrees = parsing.parse_number(element.findtext(_ROTATION) or "0")
-        found.append(
-            parsing.make_rotated_box(_read_numbers(each, parsing.CORNERS), degrees, label, frame)
-        )
+        corners = _read_numbers(each, parsing.CORNERS)
+        found.append(parsing.make_rotated_box(corners, degrees, label, frame))
     for each in () if found else element.findall("robndbox"):
         *box, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
-        corners = to_corners(box, "center_xywh")
-        found.append(parsing.make_rotated_box(corners, math.degrees(angle), label, frame))
+        corners, degrees = to_corners(box, "center_xywh"), math.degrees(angle)
+        found.append(parsing.make_rotated_box(corners, degrees, label, frame, (box[0], box[1])))
     for each in () if found else element.findall("polygon"):
         found.append(parsing.make_box(parsing.enclose(_read_points(each)), label))
     if label is None or not found:
@@ -234,10 +232,8 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         yield SourceMatch("voc", reason, {"images": ".", "annotations": "."})
     elif not best:
         first = posixpath.splitext(posixpath.basename(files[0].key))[0]
-        yield (
-            f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
-            "Add the images, or name the folder that holds both"
-        )
+        fault = f"is an annotation of Pascal VOC, but there is no image {first}.jpg"
+        yield f"{files[0].key} {fault}. Add the images, or name the folder that holds both"
     for below in sorted(best):
         both, source, pictures, annotated = best[below]
         keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())

@@ -47,11 +47,13 @@ def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[Sourc
     folder = files.listing.folder
     for container, split in find_containers(source, files.listing):
         with translate_read_errors(container.key), open_raw(container, folder) as file:
-            samples = itertools.groupby(_scan(file, container.num_bytes), key=_get_sample)
-            for name, members in samples:
-                place = f"{container.key}#{_to_key(name)}" if name else container.key
+            members = _scan(file, container.num_bytes)
+            samples = itertools.groupby(members, lambda member: getattr(member, "sample", ""))
+            for name, found in samples:
+                key = to_raw_key(os.fsencode(name))
+                place = f"{container.key}#{key}" if name else container.key  # damage has no name
                 with files.entry(place, key=place, scope=container.key):
-                    yield _Sample(file, container, list(members)).make_entry(source, split)
+                    yield _Sample(file, container, list(found)).make_entry(source, split)
 
 
 class _Member(NamedTuple):
@@ -60,22 +62,12 @@ class _Member(NamedTuple):
     info: tarfile.TarInfo
 
 
-def _get_sample(member: _Member | Reject) -> str:
-    return "" if isinstance(member, Reject) else member.sample
-
-
-def _to_key(name: str) -> str:
-    return to_raw_key(os.fsencode(name))
-
-
 def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     """Yields the members that belong to samples, in order, and then the damage if there is any."""
     if file.read(8).startswith(_COMPRESSED):
-        detail = "a compressed archive, in which no image can be found by its place. Unpack it with"
-        cure = (
-            "gunzip, bunzip2, unxz or unzstd to a .tar file. Images get no smaller by compression"
-        )
-        yield Reject("compressed", f"{detail} {cure}")
+        detail = "a compressed archive, in which no image can be found by its place"
+        cure = "Unpack it with gunzip, bunzip2, unxz or unzstd to a .tar file"
+        yield Reject("compressed", f"{detail}. {cure}. Images get no smaller by compression")
         return
     file.seek(0)
     end = 0
@@ -100,8 +92,9 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     if not rest:
         yield Reject("truncated", f"the end of the archive is missing at byte {end}. Copy it again")
     elif rest.strip(b"\0"):
-        detail = f"no member begins at byte {end}, and the file goes on. It is damaged, or several"
-        yield Reject("corrupt", f"{detail} archives were joined. Write one archive")
+        detail = f"no member begins at byte {end}, and the file goes on"
+        cure = "It is damaged, or several archives were joined. Write one archive"
+        yield Reject("corrupt", f"{detail}. {cure}")
 
 
 class _Sample:
@@ -132,8 +125,8 @@ class _Sample:
             raise Reject(reason, detail)
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
-        digest, offset = compute_digest(content), member.offset_data
-        image = PackedImage(_to_key(member.name), len(content), digest, self._container, offset)
+        key, digest = to_raw_key(os.fsencode(member.name)), compute_digest(content)
+        image = PackedImage(key, len(content), digest, self._container, member.offset_data)
         return make_entry(image, fields, source, split, source.class_names)
 
     def _find_image(self, suffix: str | None) -> tarfile.TarInfo:
@@ -194,11 +187,10 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         notes = found.notes if isinstance(found, Meaning) else ()
         yield SourceMatch("webdataset", reason, keys, notes=notes)
     elif members:
-        yield (
-            f"{files[0].key} begins with {join_names([name for name, _ in members])}. In a shard "
-            "of WebDataset, each image has a member of the same name with its class or its boxes, "
-            ".cls, .json or .txt. Unpack an archive of a folder"
-        )
+        names = join_names([name for name, _ in members])
+        need = "each image has a member of the same name with its class or its boxes"
+        need = f"In a shard of WebDataset, {need}, .cls, .json or .txt"
+        yield f"{files[0].key} begins with {names}. {need}. Unpack an archive of a folder"
     elif files:
         yield f"{files[0].key} is no tar file, or is damaged. Write it again"
     elif packed := view.list_candidates(".tar.gz", ".tgz"):

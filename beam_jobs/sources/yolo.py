@@ -156,10 +156,9 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
         prefixes = {f"{posixpath.dirname(key)}/" for key in labels if "labels" in key.split("/")}
     _reject_unused_labels(tuple(prefixes), files, {*by_label, *others.values()})
     if labels and num_empty == len(labels):
-        raise DataError(
-            f"{files.listing.folder}: a detector needs boxes, found none: {num_empty} label files "
-            "are there, and all of them are empty. Export the annotations again."
-        )
+        fault = f"found none: {num_empty} label files are there, and all of them are empty"
+        place = f"{files.listing.folder}: a detector needs boxes"
+        raise DataError(f"{place}, {fault}. Export the annotations again.")
 
 
 def _find_images(
@@ -517,7 +516,5 @@ def _recognise_class_file(
         reason = f"{join_names(keys)} name different classes for {what}"
         yield Question(reason, [{"data": key} for key in keys], "yolo")
     elif not view.named_file:
-        yield (
-            f"{what}, but no file names the classes. Add a file classes.txt with one class a line, "
-            "in the order of their numbers"
-        )
+        cure = "Add a file classes.txt with one class a line, in the order of their numbers"
+        yield f"{what}, but no file names the classes. {cure}"

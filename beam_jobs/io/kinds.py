@@ -59,26 +59,17 @@ def _iterate_properties(image: ImageFile, data: bytes, channels: int) -> Iterato
     # To find the EXIF of a PNG that has it at its end, Pillow would decode the pixels.
     has_exif = format_ == "TIFF" or "exif" in image.info
     orientation = image.getexif().get(_ORIENTATION_TAG, 1) if has_exif else 1
-    if orientation in range(2, 9):
-        yield f"EXIF {orientation}"
-    if mode == "CMYK":
-        yield mode
-    if image.has_transparency_data:
-        yield "alpha"
-    if mode in ("P", "PA"):
-        yield "palette"
-    if mode in _GREY_MODES and channels == 3:
-        yield "grey"
-    if mode in _COLOR_MODES and channels == 1:
-        yield "colour"
-    if mode == "I" or 16 in _list_bits(image, data):
-        yield "16 bit"
-    if mode == "1":
-        yield "1 bit"
-
-
-def _list_bits(image: ImageFile, data: bytes) -> tuple[int, ...]:
-    """The bits of a channel, if Pillow's mode does not tell them."""
-    if image.format == "PNG":
-        return (data[_PNG_BITS_AT],)
-    return tuple(getattr(image, "tag_v2", {}).get(_BITS_TAG, ()))
+    # The bits of a channel, if Pillow's mode does not tell them.
+    is_png = format_ == "PNG"
+    bits = data[_PNG_BITS_AT:][:1] if is_png else getattr(image, "tag_v2", {}).get(_BITS_TAG, ())
+    kinds = {
+        f"EXIF {orientation}": orientation in range(2, 9),
+        "CMYK": mode == "CMYK",
+        "alpha": image.has_transparency_data,
+        "palette": mode in ("P", "PA"),
+        "grey": mode in _GREY_MODES and channels == 3,
+        "colour": mode in _COLOR_MODES and channels == 1,
+        "16 bit": mode == "I" or 16 in bits,
+        "1 bit": mode == "1",
+    }
+    yield from (kind for kind, is_one in kinds.items() if is_one)

@@ -12,94 +12,68 @@ import dataclasses
 from collections.abc import Iterator
 from typing import IO, BinaryIO
 
+from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.storage.tfrecord import compute_masked_crc, frame_record
+from pipeline_ops.storage.tfrecord import (
+    FOOTER_BYTES,
+    FRAME_BYTES,
+    HEADER_BYTES,
+    compute_masked_crc,
+    frame_record,
+)
 
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _MAX_RECORD_BYTES = 1 << 30  # a record is held in memory
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
-class CorruptRecord(Exception):
-    """A record that cannot be read. `is_end`: the records after it cannot be read either.
+def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | Reject]]:
+    """Yields every record of a file of `size` bytes, or the damage, and where its data begin.
 
-    `reason` is `truncated`, `corrupt`, `compressed` or `too_large`. `detail` tells the offset.
+    The reason for a Reject is `truncated`, `corrupt`, `compressed` or `too_large`.
     """
-
-    def __init__(self, reason: str, detail: str, is_end: bool = False):
-        super().__init__(reason, detail)
-        self.reason, self.detail, self.is_end = reason, detail, is_end
-
-    def __str__(self) -> str:
-        return self.detail
-
-
-def scan_records(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes | CorruptRecord]]:
-    """Yields every record of a file of `size` bytes, or the damage, and where its data begin."""
     offset = 0
     while offset < size:
-        try:
-            length = _read_length(file, offset, size)
-            record: bytes | CorruptRecord = _read_data(file, offset, length)
-        except CorruptRecord as damage:
-            record = damage
-        yield offset + _HEADER_BYTES, record
-        if isinstance(record, CorruptRecord) and record.is_end:
+        file.seek(offset)
+        head = file.read(HEADER_BYTES)
+        length = int.from_bytes(head[:8], "little")
+        if damage := _find_damage(head, offset, length, size):
+            yield offset + HEADER_BYTES, damage
             return
-        offset += _HEADER_BYTES + length + _FOOTER_BYTES
+        yield offset + HEADER_BYTES, _read_data(file, offset, length)
+        offset += FRAME_BYTES + length
 
 
-def _read_data(file: BinaryIO, offset: int, length: int) -> bytes:
+def _find_damage(head: bytes, offset: int, length: int, size: int) -> Reject | None:
+    """The damage after which no other record can be found: of the head, or of the length in it."""
+    is_sound = compute_masked_crc(head[:8]) == head[8:]
+    if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and not is_sound:
+        cure = "Write it again without compression, which saves no space for images."
+        return Reject("compressed", f"a compressed TFRecord file. {cure}")
+    if len(head) < HEADER_BYTES:
+        return Reject("truncated", f"the file ends inside the head of the record at byte {offset}")
+    if not is_sound:
+        detail = f"no record begins at byte {offset}: the checksum of its length is wrong"
+        return Reject("corrupt", detail)
+    if length > size - offset - FRAME_BYTES:
+        detail = f"the record at byte {offset} has {length} bytes, and the file only"
+        return Reject("truncated", f"{detail} {size - offset} more")
+    return None
+
+
+def _read_data(file: BinaryIO, offset: int, length: int) -> bytes | Reject:
     if length > _MAX_RECORD_BYTES:
         detail = f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}"
-        raise CorruptRecord("too_large", detail)
-    data = file.read(length + _FOOTER_BYTES)
-    if len(data) < length + _FOOTER_BYTES:
-        raise CorruptRecord(
-            "truncated", f"the file ends inside the record at byte {offset}", is_end=True
-        )
+        return Reject("too_large", detail)
+    data = file.read(length + FOOTER_BYTES)
+    if len(data) < length + FOOTER_BYTES:
+        return Reject("truncated", f"the file ends inside the record at byte {offset}")
     if compute_masked_crc(data[:length]) != data[length:]:
-        raise CorruptRecord(
-            "corrupt", f"the record at byte {offset} has another checksum than its data"
-        )
+        detail = f"the record at byte {offset} has another checksum than its data"
+        return Reject("corrupt", detail)
     return data[:length]
-
-
-def _read_length(file: BinaryIO, offset: int, size: int) -> int:
-    """The length of a record. Leaves the file at the first byte of the data."""
-    file.seek(offset)
-    head = file.read(_HEADER_BYTES)
-    if offset == 0 and head[:2] in (_GZIP, *_ZLIB) and compute_masked_crc(head[:8]) != head[8:]:
-        raise CorruptRecord(
-            "compressed",
-            "a compressed TFRecord file. Write it again without compression, "
-            "which saves no space for images.",
-            is_end=True,
-        )
-    if len(head) < _HEADER_BYTES:
-        raise CorruptRecord(
-            "truncated",
-            f"the file ends inside the head of the record at byte {offset}",
-            is_end=True,
-        )
-    if compute_masked_crc(head[:8]) != head[8:]:
-        raise CorruptRecord(
-            "corrupt",
-            f"no record begins at byte {offset}: the checksum of its length is wrong",
-            is_end=True,
-        )
-    length = int.from_bytes(head[:8], "little")
-    if length > size - offset - _HEADER_BYTES - _FOOTER_BYTES:
-        raise CorruptRecord(
-            "truncated",
-            f"the record at byte {offset} has {length} bytes, "
-            f"and the file only {size - offset} more",
-            is_end=True,
-        )
-    return length
 
 
 _BLOCK_BYTES = 1 << 18  # fits into the cache of a core, where a block is read twice

@@ -7,11 +7,10 @@ is an image without boxes.
 
 from __future__ import annotations
 
-import collections
 import csv
 import io
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,16 +74,13 @@ def _read_rows(content: bytes, name: str, source: CsvSource) -> Iterator[_Row]:
             yield _Row(line, fault=Reject("malformed", f"line {line}: {error}"))
             continue
         fields = dict(zip(header, values, strict=False))
-        path = fields.get("path", "")
-        if len(values) == len(header) and path:
-            yield _Row(line, path, fields)
-        elif values:
-            fault = (
-                f"line {line} has no path"
-                if len(values) == len(header)
-                else f"line {line} has {len(values)} fields, and the header {len(header)}"
-            )
-            yield _Row(line, path, fault=Reject("malformed", fault))
+        path, fault = fields.get("path", ""), ""
+        if len(values) != len(header):
+            fault = f"line {line} has {len(values)} fields, and the header {len(header)}"
+        elif not path:
+            fault = f"line {line} has no path"
+        if values:
+            yield _Row(line, path, fields, Reject("malformed", fault) if fault else None)
 
 
 def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) -> list[str]:
@@ -92,28 +88,25 @@ def _read_header(reader: Iterator[list[str]], manifest: str, source: CsvSource) 
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
-        raise DataError(
-            f"{manifest}:1: not the header of a CSV file: {error}. Correct the file."
-        ) from None
-    columns: dict[str, str] = dict(source.columns.items())
-    needed = list(_list_columns(source))
+        fault = f"not the header of a CSV file: {error}"
+        raise DataError(f"{manifest}:1: {fault}. Correct the file.") from None
+    needed = _list_columns(source)
     if missing := [name for name in needed if name not in header]:
+        fault = f"the header lacks {', '.join(missing)}"
+        need = f"For {source.task} it needs {','.join(needed)}, got {_shorten(','.join(header))}"
+        cure = "Correct the file, or name its columns in preprocess.source.columns."
+        raise DataError(f"{manifest}:1: {fault}. {need}. {cure}")
+    if twice := sorted(n for n, count in Counter(header).items() if n and count > 1):
+        names = ", ".join(map(_shorten, twice))
         raise DataError(
-            f"{manifest}:1: the header lacks {', '.join(missing)}. For {source.task} it needs "
-            f"{','.join(needed)}, got {_shorten(','.join(header))}. Correct the file, or "
-            "name its columns in preprocess.source.columns."
+            f"{manifest}:1: the header has {names} more than once. Rename or remove the column."
         )
-    if twice := sorted(n for n, count in collections.Counter(header).items() if n and count > 1):
-        raise DataError(
-            f"{manifest}:1: the header has {', '.join(map(_shorten, twice))} more than "
-            "once. Rename or remove the column."
-        )
-    ours = {name: column for column, name in columns.items()}
-    hidden = columns.keys() - ours.keys()
+    ours = {name: column for column, name in source.columns.items()}
+    hidden = source.columns.keys() - ours.keys()
     return ["" if name in hidden else ours.get(name, name) for name in header]
 
 
-def _list_columns(source: CsvSource) -> Iterator[str]:
+def _list_columns(source: CsvSource) -> list[str]:
     """The names of the columns that the source needs."""
     ours = ["path"]
     if source.task == "detection" and not source.corners:
@@ -121,9 +114,8 @@ def _list_columns(source: CsvSource) -> Iterator[str]:
     if not source.one_hot and source.single_class is None:
         ours.append("label")
     columns: dict[str, str] = dict(source.columns.items())
-    for name in ours:
-        yield columns.get(name, name)
-    yield from source.corners or source.one_hot or ()
+    theirs = [columns.get(name, name) for name in ours]
+    return theirs + list(source.corners or source.one_hot or ())
 
 
 def _shorten(header: str) -> str:

@@ -15,25 +15,11 @@ from __future__ import annotations
 import math
 import posixpath
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    SourceMatch,
-    get_task,
-)
-from beam_jobs.sources.parsing import (
-    enclose,
-    enclose_ellipse,
-    iterate_children,
-    make_box,
-    make_rotated_box,
-    parse_number,
-    parse_size,
-    parse_split,
-    parse_text,
-    read_xml_starts,
-)
+import beam_jobs.sources.parsing as parsing
+from beam_jobs.sources.box_formats import to_corners
+from beam_jobs.sources.folder_view import FolderView, SourceMatch, get_task
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -41,16 +27,18 @@ from pipeline_ops.config.sources import CvatSource
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
+_SHAPES = ("box", "polygon", "mask", "ellipse")
 _MAX_BYTES = 512 << 20
 """Four million boxes, whose XML is parsed in about a minute."""
 
 
 def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry]:
-    name = source.annotations
+    name, is_classification = source.annotations, source.task == "classification"
     content = files.read(name, "annotations", _MAX_BYTES)
     for index, element in enumerate(_iterate_images(content, name)):
         with files.entry(f"{name}#image-{index}") as entry:
-            entry.labels = _list_labels(element, source)
+            shapes = (shape for shape in element if (shape.tag == "tag") is is_classification)
+            entry.labels = [shape.get("label", "").strip() for shape in shapes]
             image = _find_image(element, source, files)
             entry.key = image.key
             yield _make_entry(element, image, source)
@@ -58,23 +46,15 @@ def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry
 
 def _iterate_images(content: bytes, name: str) -> Iterator[ElementTree.Element]:
     try:
-        for element in iterate_children(content, "annotations"):
+        for element in parsing.iterate_children(content, "annotations"):
             if element.tag == "track":
-                raise DataError(
-                    f"{name}: is an export of CVAT for video. "
-                    "Export the task as CVAT for images 1.1."
-                )
+                cure = "Export the task as CVAT for images 1.1."
+                raise DataError(f"{name}: is an export of CVAT for video. {cure}")
             if element.tag == "image":
                 yield element
     except Reject as reject:
-        raise DataError(
-            f"{name}: {reject.detail}. Export the task from CVAT again, as CVAT for images 1.1."
-        ) from None
-
-
-def _list_labels(element: ElementTree.Element, source: CvatSource) -> list[str]:
-    is_tag = source.task == "classification"
-    return [shape.get("label", "").strip() for shape in element if (shape.tag == "tag") is is_tag]
+        cure = "Export the task from CVAT again, as CVAT for images 1.1."
+        raise DataError(f"{name}: {reject.detail}. {cure}") from None
 
 
 def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceFiles) -> RawFile:
@@ -89,79 +69,61 @@ def _find_image(element: ElementTree.Element, source: CvatSource, files: SourceF
 
 def _make_entry(element: ElementTree.Element, image: RawFile, source: CvatSource) -> SourceEntry:
     subset = element.get("subset", "")
-    split = (
-        None if subset.lower() == "default" else parse_split(subset)
-    )  # CVAT's name for no subset
+    is_default = subset.lower() == "default"  # CVAT's name for no subset
+    split = None if is_default else parsing.parse_split(subset)
     if source.task == "classification":
-        labels = sorted({parse_text(tag.get("label")) for tag in element.findall("tag")})
+        labels = sorted({parsing.parse_text(tag.get("label")) for tag in element.findall("tag")})
         if not labels:
             raise Reject("no_label", "the image has no tag")
         if len(labels) > 1:
             raise Reject("contradictory", f"the image has the tags {', '.join(labels)}")
         return SourceEntry(image, labels[0], split=split)
-    frame = parse_size(element.get("height"), element.get("width"))
+    frame = parsing.parse_size(element.get("height"), element.get("width"))
     boxes = [_parse_shape(shape, frame) for shape in element if shape.tag != "tag"]
     return SourceEntry(image, boxes=boxes, split=split, frame=frame, drawn_on="upright")
 
 
 def _parse_shape(element: ElementTree.Element, frame: Size | None) -> Box:
-    if element.tag not in _SHAPES:
-        raise Reject(
-            "unknown_shape",
-            f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}. "
-            "Convert or remove it in CVAT",
-        )
-    return _SHAPES[element.tag](element.attrib, frame)
+    label, degrees = element.get("label"), element.get("rotation", "0")
+    match element.tag:
+        case "box":
+            corners = to_corners(_parse_numbers(element, "xtl", "ytl", "xbr", "ybr"), "xyxy")
+            return parsing.make_rotated_box(corners, parsing.parse_number(degrees), label, frame)
+        case "polygon":
+            points = _parse_points(element.get("points", ""))
+            return parsing.make_box(parsing.enclose(points), label)
+        case "mask":
+            box = _parse_numbers(element, "left", "top", "width", "height")
+            return parsing.make_box(to_corners(box, "xywh"), label)
+        case "ellipse":
+            x, y, a, b = _parse_numbers(element, "cx", "cy", "rx", "ry")
+            angle = math.radians(parsing.parse_number(degrees))
+            return parsing.make_box(parsing.enclose_ellipse(x, y, a, b, angle), label)
+    detail = f"a {element.tag}. Shapes that can become boxes are {', '.join(_SHAPES)}"
+    raise Reject("unknown_shape", f"{detail}. Convert or remove it in CVAT")
 
 
-def _parse_box(values: Mapping[str, str], frame: Size | None) -> Box:
-    xmin, ymin, xmax, ymax = _parse_numbers(values, "xtl", "ytl", "xbr", "ybr")
-    corners, label = (ymin, xmin, ymax, xmax), values.get("label")
-    if degrees := parse_number(values.get("rotation", "0")):
-        centre = (xmin + xmax) / 2, (ymin + ymax) / 2
-        return make_rotated_box(corners, degrees, centre, label, frame)
-    return make_box(corners, label)
-
-
-def _parse_polygon(values: Mapping[str, str], _: Size | None) -> Box:
+def _parse_points(text: str) -> list[parsing.Point]:
+    """The points of `1.00,2.00;30.00,2.00`."""
     points = []
-    for text in values.get("points", "").split(";"):
-        x, comma, y = text.partition(",")
+    for pair in text.split(";"):
+        x, comma, y = pair.partition(",")
         if not comma:
-            raise Reject("malformed", f"{text[:40]!r} is not a point, x,y")
-        points.append((parse_number(x), parse_number(y)))
-    return make_box(enclose(points), values.get("label"))
+            raise Reject("malformed", f"{pair[:40]!r} is not a point, x,y")
+        points.append((parsing.parse_number(x), parsing.parse_number(y)))
+    return points
 
 
-def _parse_mask(values: Mapping[str, str], _: Size | None) -> Box:
-    left, top, width, height = _parse_numbers(values, "left", "top", "width", "height")
-    return make_box((top, left, top + height, left + width), values.get("label"))
-
-
-def _parse_ellipse(values: Mapping[str, str], _: Size | None) -> Box:
-    x, y, x_radius, y_radius = _parse_numbers(values, "cx", "cy", "rx", "ry")
-    angle = math.radians(parse_number(values.get("rotation", "0")))
-    return make_box(enclose_ellipse(x, y, x_radius, y_radius, angle), values.get("label"))
-
-
-_SHAPES: Mapping[str, Callable[[Mapping[str, str], Size | None], Box]] = {
-    "box": _parse_box,
-    "polygon": _parse_polygon,
-    "mask": _parse_mask,
-    "ellipse": _parse_ellipse,
-}
-
-
-def _parse_numbers(values: Mapping[str, str], *names: str) -> list[float]:
-    if missing := [name for name in names if name not in values]:
+def _parse_numbers(element: ElementTree.Element, *names: str) -> list[float]:
+    if missing := [name for name in names if name not in element.attrib]:
         raise Reject("malformed", f"a shape lacks {', '.join(missing)}")
-    return [parse_number(values[name]) for name in names]
+    return [parsing.parse_number(element.get(name)) for name in names]
 
 
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds XML files of the format "CVAT for images"."""
     for file, start in view.iterate_starts(".xml"):
-        elements = read_xml_starts(start)
+        elements = parsing.read_xml_starts(start)
         names = [values.get("name", "") for tag, values in elements if tag == "image"]
         if not names or elements[0][0] != "annotations":
             continue

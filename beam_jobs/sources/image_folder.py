@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 
@@ -21,12 +21,7 @@ from beam_jobs.sources.folder_view import (
     join_names,
     say_splits,
 )
-from beam_jobs.sources.parsing import (
-    find_split,
-    find_split_names,
-    get_other_words,
-    is_image_name,
-)
+from beam_jobs.sources.parsing import find_split, find_split_names, get_other_words, is_image_name
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
@@ -108,8 +103,8 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     if not folders:
         raise DataError(
             f"{folder}: its {len(listing.files)} files lie in no folder. Put the images of each "
-            "class into a folder with the name of the class, "
-            "or name the classes in a CSV file (preprocess.source.type: csv)."
+            "class into a folder with the name of the class, or name the classes in a CSV file "
+            "(preprocess.source.type: csv)."
         )
     if source.class_folder == "outer":
         return
@@ -117,24 +112,25 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
         _validate_split_folders(layout, folders, listing)
         if not layout.is_inside_classes:
             return
-    tree = _build_tree(layout.find_classes(each)[0] for each in folders)
+    tree = defaultdict[str, set[str]](set)  # the inner folders, "" for files directly in the outer
+    for outer, *inner in sorted(filter(None, (layout.find_classes(each)[0] for each in folders))):
+        tree[outer].add(inner[0] if inner else "")
     if len(tree) == 1:
-        [(outer, inner)] = tree.items()
-        if len(inner - {""}) > 1:
-            raise DataError(
-                f"{folder}: the only folder in it is {outer}, which has the folders "
-                f"{_join_names(inner - {''})}. Set preprocess.source.path to {folder}/{outer}."
-            )
+        [(first, below)] = tree.items()
+        if len(below := below - {""}) > 1:
+            fault = f"the only folder in it is {first}, which has the folders"
+            cure = f"Set preprocess.source.path to {folder}/{first}."
+            raise DataError(f"{folder}: {fault} {join_names(sorted(below))}. {cure}")
     elif (
         source.class_folder is None
         and not has_groups
-        and all("" not in inner and len(inner) > 1 for inner in tree.values())
+        and all("" not in below and len(below) > 1 for below in tree.values())
     ):
-        outer, inner = next(iter(tree.items()))
+        first, below = next(iter(tree.items()))
         raise DataError(
-            f"{folder}: no image lies directly in one of its folders {_join_names(tree)}. "
-            f"{outer} has the folders {_join_names(inner)}. "
-            f"If those are the classes, set preprocess.source.path to {folder}/{outer}, or "
+            f"{folder}: no image lies directly in one of its folders {join_names(sorted(tree))}. "
+            f"{first} has the folders {join_names(sorted(below))}. "
+            f"If those are the classes, set preprocess.source.path to {folder}/{first}, or "
             f"preprocess.source.class_folder: inner, {REMEDY}"
         )
 
@@ -142,27 +138,23 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
 def _validate_split_folders(
     layout: FolderLayout, folders: Iterable[_Folders], listing: Listing
 ) -> None:
-    others = {each[0] for each in folders} - layout.splits.keys() if not layout.depth else ()
+    splits = sorted(layout.splits)
+    others = {each[0] for each in folders}.difference(splits) if not layout.depth else ()
     if others:
-        raise DataError(
-            f"{listing.folder}: has folders of splits ({_join_names(layout.splits)}) and other "
-            f"folders ({_join_names(others)}). Move the other folders away, {REMEDY}"
-        )
+        fault = f"has folders of splits ({join_names(splits)}) and other folders"
+        fault = f"{fault} ({join_names(sorted(others))})"
+        raise DataError(f"{listing.folder}: {fault}. Move the other folders away, {REMEDY}")
     for split in set(layout.splits.values()):
-        names = [name for name, each in layout.splits.items() if each == split]
+        names = [name for name in splits if layout.splits[name] == split]
         if len({bool(get_other_words(name)) for name in names}) > 1:
-            raise DataError(
-                f"{listing.folder}: {_join_names(names)} may all be the split {split}, or parts or "
-                f"copies of it. Keep one of them, {REMEDY}"
-            )
+            fault = f"{join_names(names)} may all be the split {split}, or parts or copies of it"
+            raise DataError(f"{listing.folder}: {fault}. Keep one of them, {REMEDY}")
     stems = {each[: layout.depth + 1] for each in layout.stems if len(each) > layout.depth}
     with_classes = {each[: layout.depth + 1] for each in folders if layout.find_classes(each)[0]}
     if flat := sorted(stems - with_classes):
-        raise DataError(
-            f"{listing.folder}/{'/'.join(flat[0])}: a folder of a split needs class folders. Put "
-            "its images into one folder per class, move the folder away if they have no labels, "
-            f"{REMEDY}"
-        )
+        fault = "a folder of a split needs class folders. Put its images into one folder per class"
+        cure = f"move the folder away if they have no labels, {REMEDY}"
+        raise DataError(f"{listing.folder}/{'/'.join(flat[0])}: {fault}, {cure}")
 
 
 def _find_splits(folders: Collection[_Folders]) -> tuple[int, dict[str, str]]:
@@ -178,19 +170,6 @@ def _find_splits(folders: Collection[_Folders]) -> tuple[int, dict[str, str]]:
 def get_folders(key: str) -> _Folders:
     """The names of the folders around a file, the outermost first."""
     return tuple(key.split("/")[:-1])
-
-
-def _build_tree(folders: Iterable[_Folders]) -> dict[str, set[str]]:
-    """The inner folders of each folder, "" for files that lie directly in it."""
-    tree: dict[str, set[str]] = {}
-    for outer, *inner in sorted(filter(None, folders)):
-        tree.setdefault(outer, set()).add(inner[0] if inner else "")
-    return tree
-
-
-def _join_names(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
 _MASK = re.compile(r"(.+?)[ _-](masks?|seg|segmentation|gt|label|annotation)([ _-]?\d+)?", re.I)
@@ -225,9 +204,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
             yield problem
         return
     if masks := _find_masks(listing.files):
-        yield (
-            f"{count(len(masks), 'image')} such as {masks[0]} are masks of others. Move them away"
-        )
+        yield f"{count(len(masks), 'image')} such as {masks[0]} are masks of others. Move them away"
         return
     files = SourceFiles(listing, source.type)
     found = files.collect(read_entries(files, source))
@@ -236,15 +213,12 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     if not images:
         yield f"{count(len(view.images), 'image')} in no class folder"
     elif len(images) == 1:
-        yield (
-            f"only one folder has images ({min(images)}), and a classifier needs two classes. Put "
-            "the images of each class into a folder of its own"
-        )
+        fault = f"only one folder has images ({min(images)}), and a classifier needs two classes"
+        yield f"{fault}. Put the images of each class into a folder of its own"
     elif others:
-        yield (
-            f"{len(images)} folders have images, and {join_names(others)} "
-            f"{'has' if len(others) == 1 else 'have'} none. Move what is no class away"
-        )
+        have = "has" if len(others) == 1 else "have"
+        fault = f"{len(images)} folders have images, and {join_names(others)} {have} none"
+        yield f"{fault}. Move what is no class away"
     else:
         *first, last = [f"{number:,}" for _, number in sorted(images.items())]
         numbers = f"{', '.join(first)} and {last}"
@@ -253,11 +227,9 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         reason = f"{len(images):,} class folders with {numbers} images"
         reason += say_splits(layout.splits) + remark
         others = [file.key for file in view.files if not is_image_name(file.key)]
-        notes = (
-            [f"{count(len(others), 'file')} not used: {join_names(others, 3)}"] if others else []
-        )
+        note = f"{count(len(others), 'file')} not used: {join_names(others, 3)}"
         is_certain = not is_annotated and (bool(given) or "outer" not in keys.values())
-        yield SourceMatch("image_folder", reason, keys, below, is_certain, notes)
+        yield SourceMatch("image_folder", reason, keys, below, is_certain, [note] if others else ())
 
 
 def _find_masks(files: Iterable[RawFile]) -> list[str]:

@@ -18,9 +18,8 @@ from beam_jobs.sources.folder_view import (
     SourceMatch,
     get_task,
     join_names,
-    unless,
 )
-from beam_jobs.sources.parsing import decode_text, find_split_of_path, parse_json_object
+from beam_jobs.sources.parsing import decode_text, name_part, parse_json_object
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.tables import ManifestReader, recognise_tables
 from beam_jobs.stages.stage import Reject
@@ -47,13 +46,11 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
                 entry.key = reader.find_key(fields.get("path"))
                 boxes = None
                 if source.task == "detection":
-                    outer, dot, _ = (
-                        source.corners[0].partition(".") if source.corners else ("boxes", ".", "")
-                    )
+                    first = source.corners[0] if source.corners else "boxes."
+                    outer, dot, _ = first.partition(".")
                     if dot and not isinstance(fields.get(outer), list | dict):
-                        raise Reject(
-                            "malformed", f"must have a list of {outer}, which may be empty"
-                        )
+                        detail = f"must have a list of {outer}, which may be empty"
+                        raise Reject("malformed", detail)
                     boxes = reader.read_boxes(fields)
                 yield reader.make_entry(fields, boxes)
 
@@ -74,16 +71,14 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     yield from found
     if not found and files and files[0][1]:
         file, names, _ = files[0]
-        yield (
-            f"the lines of {file.key} have the keys {join_names(names)}. "
-            "The source needs path and label, or path and boxes"
-        )
+        need = "The source needs path and label, or path and boxes"
+        yield f"the lines of {file.key} have the keys {join_names(names)}. {need}"
 
 
 def _recognise_createml(view: FolderView) -> Iterator[SourceMatch]:
     """Finds Create ML's lists of images, whose boxes have their centers, one for each split."""
     corners = [f"annotations.coordinates.{name}" for name in ("x", "y", "width", "height")]
-    parts, keys = [], dict[str, Any]()
+    parts = []
     for file in view.list_candidates(".json")[:MAX_CANDIDATES]:
         items = view.read_json(file)
         items = [i for i in items if isinstance(i, dict)] if isinstance(items, list) else []
@@ -91,11 +86,10 @@ def _recognise_createml(view: FolderView) -> Iterator[SourceMatch]:
         names = [str(item["image"]) for item in items if "image" in item]
         folder, found = view.find_images_folder(names, file.key)
         if found and any(isinstance(x, list) and x and x[0] is not None for x in xs):
-            split = unless("split", find_split_of_path(file.key), None)
-            parts.append({"manifest": file.key, **unless("images", folder, "."), **split})
+            parts.append(name_part("manifest", file.key, folder))
     if parts:
-        keys |= {"columns": {"path": "image", "label": "annotations.label"}, "corners": corners}
-        keys |= {"parts": parts, "box_format": "center_xywh", **get_task(has_boxes=True)}
+        keys: dict[str, Any] = {"columns": {"path": "image", "label": "annotations.label"}}
+        keys |= {"corners": corners, "parts": parts, "box_format": "center_xywh"} | get_task(True)
         yield SourceMatch("jsonl", f"{parts[0]['manifest']} is a list of Create ML", keys)
 
 

@@ -23,21 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from beam_jobs.sources.folder_view import (
-    MAX_CANDIDATES,
-    FolderView,
-    SourceMatch,
-    get_task,
-)
-from beam_jobs.sources.parsing import (
-    enclose,
-    enclose_ellipse,
-    make_box,
-    make_rotated_box,
-    parse_number,
-    parse_points,
-    parse_size,
-)
+import beam_jobs.sources.parsing as parsing
+from beam_jobs.sources.box_formats import to_corners
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, get_task
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
@@ -74,12 +62,13 @@ def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[Sour
     for task in _read_tasks(files, source):
         if not task.annotations and source.unannotated == "ignore":
             continue
-        image = _find_image(task.reference, source, files)
-        with files.entry(task.place, None if isinstance(image, Reject) else image.key) as entry:
-            results = _choose_results(task, source)
-            entry.labels = [label for result in results for label in _list_labels(result)]
-            if isinstance(image, Reject):
-                raise image
+        with files.entry(task.place) as entry:
+            try:
+                image = _find_image(task.reference, source, files)
+                entry.key = image.key
+            finally:  # a missing annotation is named before a missing image
+                results = _choose_results(task, source)
+                entry.labels = [label for result in results for label in _list_labels(result)]
             make_entry = _make_classified if source.task == "classification" else _make_boxed
             yield make_entry(image, results)
 
@@ -89,24 +78,20 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
     tasks: dict[str, _Task] = {}
     entries = files.read_json(source.export, "export", _reject_duplicate_keys)
     if not isinstance(entries, list):
-        raise DataError(
-            f"{source.export}: not an export of Label Studio as JSON or JSON-MIN, which is a list "
-            "of tasks."
-        )
+        kind = "an export of Label Studio as JSON or JSON-MIN, which is a list of tasks"
+        raise DataError(f"{source.export}: not {kind}.")
     for index, entry in enumerate(entries):
         place = f"{source.export}#task-{index}"
         with files.entry(place):
             if not isinstance(entry, dict):
                 raise Reject("malformed", f"must be an object, got {type(entry).__name__}")
-            if "data" in entry or "annotations" in entry:
-                data = entry.get("data")
-                if not isinstance(data, dict):
-                    raise Reject("malformed", "a task needs an object under the key data")
-                reference, annotations = data.get(source.image_key), _read_json(entry, source)
-                key = place
-            else:
-                reference, annotations = entry.get(source.image_key), _read_json_min(entry, source)
-                key = f"{entry.get('id')} {reference}" if "id" in entry else place
+            is_min = not entry.keys() & {"data", "annotations"}
+            data = entry if is_min else entry.get("data")
+            if not isinstance(data, dict):
+                raise Reject("malformed", "a task needs an object under the key data")
+            reference = data.get(source.image_key)
+            annotations = (_read_json_min if is_min else _read_json)(entry, source)
+            key = f"{entry['id']} {reference}" if is_min and "id" in entry else place
             tasks.setdefault(key, _Task(place, reference, [])).annotations.extend(annotations)
     return tasks.values()
 
@@ -131,16 +116,12 @@ def _read_json(entry: Mapping[str, Any], source: LabelStudioSource) -> list[_Ann
         if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
             raise Reject("malformed", "the result of an annotation must be a list of objects")
         used = [r for r in results if source.control in (None, r.get("from_name"))]
-        found.append(_Annotation(annotation.get("created_at"), list(map(_check_result, used))))
+        used = [{"value": {}, **result} for result in used]  # a relation of two shapes has none
+        for result in used:
+            if not isinstance(result.get("type"), str) or not isinstance(result["value"], dict):
+                raise Reject("malformed", "a result needs a type and an object under the key value")
+        found.append(_Annotation(annotation.get("created_at"), used))
     return found
-
-
-def _check_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result with a value. A relation of two shapes has none."""
-    kind, value = result.get("type"), result.get("value", {})
-    if not isinstance(kind, str) or not isinstance(value, dict):
-        raise Reject("malformed", "a result needs a type and an object under the key value")
-    return {**result, "value": value}
 
 
 def _read_json_min(entry: Mapping[str, Any], source: LabelStudioSource) -> list[_Annotation]:
@@ -166,28 +147,16 @@ def _find_kind(value: Mapping[str, Any]) -> str | None:
     return next((k for k in value if k == "choices" or k.endswith("labels")), None)
 
 
-def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile | Reject:
-    """The image that a task refers to, or the reason for which there is none."""
-    try:
-        if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARACTERS:
-            raise Reject(
-                "malformed",
-                f"the image under the key {source.image_key} must be a path or a URI, as text of "
-                f"at most {_MAX_REFERENCE_CHARACTERS} characters",
-            )
-        prefix = max(filter(reference.startswith, source.prefixes), key=len, default="")
-        if prefix:
-            rest = reference.removeprefix(prefix)
-            is_url = reference.startswith(("/", "http://", "https://"))
-            folder = source.prefixes[prefix]
-            return _find_uploaded(unquote(rest) if is_url else rest, folder, files)
-        return _find_by_path_end(reference, files)
-    except Reject as reject:
-        return reject
-
-
-def _find_by_path_end(reference: str, files: SourceFiles) -> RawFile:
+def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile:
+    """The image that a task refers to. Raises Reject."""
+    if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARACTERS:
+        kind = f"a path or a URI, as text of at most {_MAX_REFERENCE_CHARACTERS} characters"
+        raise Reject("malformed", f"the image under the key {source.image_key} must be {kind}")
     scheme, separator, path = reference.partition("://")
+    if prefix := max(filter(reference.startswith, source.prefixes), key=len, default=""):
+        rest = reference.removeprefix(prefix)
+        is_quoted = reference.startswith(("/", "http://", "https://"))
+        return _find_uploaded(unquote(rest) if is_quoted else rest, source.prefixes[prefix], files)
     if not separator or scheme in ("http", "https"):
         try:
             url = urlsplit(reference)
@@ -216,17 +185,12 @@ def _find_uploaded(path: str, folder: str, files: SourceFiles) -> RawFile:
 def _choose_results(task: _Task, source: LabelStudioSource) -> _Results:
     annotations = task.annotations
     if not annotations:
-        raise Reject(
-            "no_annotation",
-            "the task has no annotation that is neither cancelled nor skipped. Annotate it, or "
-            "set preprocess.source.unannotated: ignore",
-        )
+        fault = "the task has no annotation that is neither cancelled nor skipped"
+        cure = "Annotate it, or set preprocess.source.unannotated: ignore"
+        raise Reject("no_annotation", f"{fault}. {cure}")
     if len(annotations) > 1 and source.annotation == "only":
-        raise Reject(
-            "contradictory",
-            f"the task has {len(annotations)} annotations. "
-            "Set preprocess.source.annotation to first or last",
-        )
+        cure = "Set preprocess.source.annotation to first or last"
+        raise Reject("contradictory", f"the task has {len(annotations)} annotations. {cure}")
     # Without a time as text for each, the order of the file counts.
     if all(isinstance(annotation.created_at, str) for annotation in annotations):
         annotations = sorted(annotations, key=lambda annotation: annotation.created_at)
@@ -240,12 +204,9 @@ def _list_labels(result: Mapping[str, Any]) -> list[str]:
 
 def _make_classified(image: RawFile, results: _Results) -> SourceEntry:
     """Choices for a part of the image do not count."""
-    labels = {
-        label
-        for result in results
-        if result["type"] == "choices" and not result["value"].keys() & {"x", "points"}
-        for label in _list_labels(result)
-    }
+    choices = [result for result in results if result["type"] == "choices"]
+    whole = [choice for choice in choices if not choice["value"].keys() & {"x", "points"}]
+    labels = {label for choice in whole for label in _list_labels(choice)}
     if not labels:
         raise Reject("no_label", "the annotation has no choice")
     if len(labels) > 1:
@@ -255,7 +216,7 @@ def _make_classified(image: RawFile, results: _Results) -> SourceEntry:
 
 def _make_boxed(image: RawFile, results: _Results) -> SourceEntry:
     shapes = [result for result in results if result["type"] not in _NO_SHAPES]
-    sizes = {parse_size(s.get("original_height"), s.get("original_width")) for s in shapes}
+    sizes = {parsing.parse_size(s.get("original_height"), s.get("original_width")) for s in shapes}
     if len(sizes) > 1:
         raise Reject("contradictory", "the results give different sizes of the image")
     size = sizes.pop() if sizes else None
@@ -267,41 +228,37 @@ def _parse_box(result: Mapping[str, Any], size: Size | None) -> Box:
     """In pixels if the size of the image is known, otherwise in fractions."""
     kind, value = result["type"], result["value"]
     if kind not in _SHAPE_KINDS:
-        raise Reject(
-            "unknown_shape",
-            f"a result of the type {kind:.40}. {', '.join(_SHAPE_KINDS)} can become boxes. Remove "
-            "the shape in Label Studio, or export brush labels as COCO",
-        )
-    if parse_number(result.get("image_rotation") or 0) % 360:
-        raise Reject(
-            "rotated_image",
-            "the image was rotated in Label Studio. Rotate it back there, and update the "
-            "annotation",
-        )
+        detail = f"a result of the type {kind:.40}. {', '.join(_SHAPE_KINDS)} can become boxes"
+        cure = "Remove the shape in Label Studio, or export brush labels as COCO"
+        raise Reject("unknown_shape", f"{detail}. {cure}")
+    if parsing.parse_number(result.get("image_rotation") or 0) % 360:
+        cure = "Rotate it back there, and update the annotation"
+        raise Reject("rotated_image", f"the image was rotated in Label Studio. {cure}")
     labels = value.get(kind)
     if not isinstance(labels, list) or len(labels) != 1:
         raise Reject("malformed", f"a shape needs one label, and this one has {labels!r:.80}")
     height, width = size or (1.0, 1.0)
+    degrees = 0.0
     if kind == "polygonlabels":
-        points = parse_points(value.get("points"))
-        scaled = [(x * width / 100, y * height / 100) for x, y in points]
-        return make_box(enclose(scaled), labels[0])
-    if kind == "ellipselabels":
+        points = parsing.parse_points(value.get("points"))
+        corners = parsing.enclose([(x * width, y * height) for x, y in points])
+    elif kind == "ellipselabels":
         names = ("x", "y", "radiusX", "radiusY", "rotation")
-        x, y, x_radius, y_radius, angle = (parse_number(value.get(name, 0)) for name in names)
-        ymin, xmin, ymax, xmax = enclose_ellipse(
-            x * width, y * height, x_radius * width, y_radius * height, math.radians(angle)
+        x, y, a, b, angle = (parsing.parse_number(value.get(name, 0)) for name in names)
+        corners = parsing.enclose_ellipse(
+            x * width, y * height, a * width, b * height, math.radians(angle)
         )
-        return make_box((ymin / 100, xmin / 100, ymax / 100, xmax / 100), labels[0])
-    x, y, w, h = (parse_number(value.get(name)) for name in ("x", "y", "width", "height"))
-    ymin, xmin = y * height / 100, x * width / 100
-    corners = ymin, xmin, (y + h) * height / 100, (x + w) * width / 100
-    degrees = parse_number(value.get("rotation") or 0)
-    if not degrees:
-        return make_box(corners, labels[0])
-    if size is None:
+    else:
+        box = [value.get(name) for name in ("x", "y", "width", "height")]
+        ymin, xmin, ymax, xmax = to_corners(box, "xywh")
+        corners = ymin * height, xmin * width, ymax * height, xmax * width
+        degrees = parsing.parse_number(value.get("rotation") or 0)
+    if degrees and size is None:
         raise Reject("malformed", "a rotated rectangle needs original_width and original_height")
-    return make_rotated_box(corners, degrees, (xmin, ymin), labels[0], size)
+    ymin, xmin, ymax, xmax = (percent / 100 for percent in corners)
+    return parsing.make_rotated_box(
+        (ymin, xmin, ymax, xmax), degrees, labels[0], size, pivot=(xmin, ymin)
+    )
 
 
 _KEYS = ({"data"}, {"annotations", "completions"}), ({"annotator"}, {"annotation_id"})

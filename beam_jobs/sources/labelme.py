@@ -11,19 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, count
-from beam_jobs.sources.parsing import (
-    Point,
-    enclose,
-    find_splits_of_keys,
-    make_box,
-    parse_id,
-    parse_json_object,
-    parse_points,
-    parse_size,
-    parse_text,
-)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelmeSource
@@ -38,16 +28,15 @@ _OUTLINES = ("polygon", "rotation", "linestrip")
 
 def read_entries(files: SourceFiles, _: LabelmeSource) -> Iterator[SourceEntry]:
     found = [file for key, file in files.by_key.items() if key.endswith(".json")]
-    splits = find_splits_of_keys(file.key for file in found)
+    splits = parsing.find_splits_of_keys(file.key for file in found)
     reader = RawReader(found, files.listing.folder)
     for file in found:
         with files.entry(file.key) as entry:
-            if file.num_bytes > _MAX_BYTES:
-                raise Reject("too_large", f"has {file.num_bytes} bytes, allowed are {_MAX_BYTES}")
-            content = parse_json_object(reader.read(file))
+            parsing.check_size(file.num_bytes, _MAX_BYTES, "a file")
+            content = parsing.parse_json_object(reader.read(file))
             image = _find_image(content.get("imagePath"), file.key, files)
             entry.key = image.key
-            size = parse_size(content.get("imageHeight"), content.get("imageWidth"))
+            size = parsing.parse_size(content.get("imageHeight"), content.get("imageWidth"))
             boxes, split = _read_boxes(content.get("shapes")), splits.get(file.key)
             yield SourceEntry(image, boxes=boxes, split=split, frame=size, drawn_on="upright")
 
@@ -66,16 +55,18 @@ def _read_boxes(shapes: Any) -> list[Box]:
     """A box around each shape, or around all shapes of a label and a group: parts of an object."""
     if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
         raise Reject("malformed", "not a file of LabelMe, which has a list of shapes")
-    objects: dict[tuple[str, Any], list[Point]] = defaultdict(list)
+    objects: dict[tuple[str, Any], list[parsing.Point]] = defaultdict(list)
     for index, shape in enumerate(shapes):
-        group = parse_id(shape.get("group_id"))
-        part = parse_text(shape.get("label")), index if group is None else group
+        group = parsing.parse_id(shape.get("group_id"))
+        part = parsing.parse_text(shape.get("label")), index if group is None else group
         objects[part] += _outline(shape)
-    return [make_box(enclose(points), label) for (label, _), points in objects.items()]
+    return [
+        parsing.make_box(parsing.enclose(points), label) for (label, _), points in objects.items()
+    ]
 
 
-def _outline(shape: Mapping[str, Any]) -> list[Point]:
-    kind, points = shape.get("shape_type") or "polygon", parse_points(shape.get("points"))
+def _outline(shape: Mapping[str, Any]) -> list[parsing.Point]:
+    kind, points = shape.get("shape_type") or "polygon", parsing.parse_points(shape.get("points"))
     if kind == "circle" and len(points) == 2:  # its center, and a point on the rim
         (x, y), radius = points[0], math.dist(*points)
         return [(x - radius, y - radius), (x + radius, y + radius), (x, y)]
@@ -84,7 +75,7 @@ def _outline(shape: Mapping[str, Any]) -> list[Point]:
     if kind not in _OUTLINES:
         detail = f"a shape of the type {kind!s:.40} with {count(len(points), 'point')}"
         raise Reject("unknown_shape", f"{detail} is no box. Remove it in LabelMe")
-    enclose(points)  # an outline has three
+    parsing.enclose(points)  # an outline has three
     return points
 
 

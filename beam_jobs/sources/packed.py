@@ -14,19 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.example import parse
 from beam_jobs.io.raw import PackedImage, Raw, open_raw, translate_read_errors
-from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
+from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import Meaning, find_field
-from beam_jobs.sources.folder_view import unless
-from beam_jobs.sources.parsing import (
-    find_split_of_path,
-    make_box,
-    parse_box,
-    parse_split,
-    parse_text,
-)
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
@@ -41,16 +34,12 @@ def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFil
     found: dict[str, tuple[RawFile, str | None]] = {}
     for index, part in enumerate(source.parts):
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
+        cure = f"Correct preprocess.source.parts.{index}.files"
         if not files:
-            raise DataError(
-                f"{listing.folder}: no file matches {part.files}. "
-                f"Correct preprocess.source.parts.{index}.files."
-            )
+            raise DataError(f"{listing.folder}: no file matches {part.files}. {cure}.")
         if twice := [file.key for file in files if file.key in found]:
-            raise DataError(
-                f"{listing.folder}: {twice[0]} belongs to two parts. "
-                f"Correct preprocess.source.parts.{index}.files, now {part.files}."
-            )
+            fault = f"{twice[0]} belongs to two parts"
+            raise DataError(f"{listing.folder}: {fault}. {cure}, now {part.files}.")
         found |= {file.key: (file, part.split) for file in files}
     return [found[key] for key in sorted(found)]
 
@@ -68,9 +57,8 @@ class PackedExample:
     def make_image(self, feature: str, key: str) -> PackedImage:
         values = self.features.get(feature, [])
         if len(values) != 1 or not isinstance(values[0], bytes):
-            raise Reject(
-                "no_image", f"the feature {feature} must hold one image, got {len(values)} values"
-            )
+            detail = f"the feature {feature} must hold one image, got {len(values)} values"
+            raise Reject("no_image", detail)
         [image] = values
         offset = self.start + self.content.find(image)  # or equal bytes before it
         return PackedImage(key, len(image), compute_digest(image), self.container, offset)
@@ -80,16 +68,17 @@ class PackedExample:
     ) -> tuple[Box, ...]:
         """The boxes of corners (ymin, xmin, ymax, xmax). The features of flags may be missing."""
         flags = (
-            self.read_numbers(name, len(labels)) if self.features.get(name) else [0] * len(labels)
+            self.read_values(name, len(labels)) if self.features.get(name) else [0] * len(labels)
             for name in (difficult, crowd)
         )
-        return tuple(make_box(*box) for box in zip(corners, labels, *flags, strict=True))
+        return tuple(parsing.make_box(*box) for box in zip(corners, labels, *flags, strict=True))
 
-    def read_numbers(self, name: str, count: int, *kinds: type) -> list[Any]:
+    def read_values(self, name: str, count: int, *kinds: type) -> list[Any]:
         """The values of a feature, which are integers unless other kinds are given."""
         values = self.features.get(name, [])
         if len(values) != count or not all(isinstance(value, kinds or int) for value in values):
-            detail = f"the feature {name} must hold {count} numbers, got {len(values)} values"
+            noun = "texts" if bytes in kinds else "numbers"
+            detail = f"the feature {name} must hold {count} {noun}, got {len(values)} values"
             raise Reject("malformed", detail)
         return values
 
@@ -102,8 +91,8 @@ def read_examples(
         for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
             place = f"{container.key}#{index:06d}"
             with files.entry(place, key=place, scope=container.key):
-                if isinstance(content, CorruptRecord):
-                    raise Reject(content.reason, content.detail)
+                if isinstance(content, Reject):
+                    raise content
                 try:
                     features = parse(content)
                 except ValueError as error:
@@ -124,7 +113,7 @@ def make_entry(
     are given as numbers.
     """
     group = find_field(fields, source.group) if source.group else None
-    own_split = parse_split(find_field(fields, source.split)) if source.split else None
+    own_split = parsing.parse_split(find_field(fields, source.split)) if source.split else None
     is_detection = source.task == "detection"
     return SourceEntry(
         image,
@@ -145,7 +134,7 @@ def parse_class(value: Any, names: Sequence[str] | None) -> str:
     if value is None or value == "" or value == -1:  # -1 is the missing label of Hugging Face
         raise Reject("no_label", f"the label is {value!r}")
     if type(value) is not int:
-        return parse_text(value)
+        return parsing.parse_text(value)
     if not names or all(name.isdecimal() for name in names):
         return str(value)
     if not 0 <= value < len(names):
@@ -169,7 +158,7 @@ def _read_boxes(
     if len(labels) != len(boxes):
         raise Reject("malformed", f"{len(boxes)} boxes have {len(labels)} values of {source.label}")
     return tuple(
-        make_box(to_corners(box, source.box_format), parse_class(label, names))
+        parsing.make_box(to_corners(box, source.box_format), parse_class(label, names))
         for box, label in zip(boxes, labels, strict=True)
     )
 
@@ -184,35 +173,27 @@ def _to_list(value: Any, name: str) -> list[Any]:
 def _parse_box_object(box: Any, names: Sequence[str] | None) -> Box:
     if isinstance(box, Mapping) and "label" in box:
         box = {**box, "label": parse_class(box["label"], names)}
-    return parse_box(box)
+    return parsing.parse_box(box)
 
 
 def list_parts(files: Iterable[RawFile]) -> dict[str, Any]:
     """The key `parts` if the names of the files tell their splits, and otherwise no key."""
     patterns = dict.fromkeys(map(get_pattern, files))
-    parts = [
-        {"files": pattern, **unless("split", find_split_of_path(pattern), None)}
-        for pattern in patterns
-    ]
+    parts = [parsing.name_part("files", pattern) for pattern in patterns]
     return {"parts": parts} if any("split" in part for part in parts) else {}
 
 
 def get_pattern(file: RawFile) -> str:
     """The pattern of a file and of the other shards of its set."""
-    key = file.key
-    found = re.search(r"-(\d+)-of-\d+", key)
-    if not found:
-        return glob.escape(key)
-    before, after = glob.escape(key[: found.start(1)]), glob.escape(key[found.end(1) :])
-    return f"{before}{'?' * len(found[1])}{after}"
+    shard = r"(?<=-)\d+(?=-of-\d)"
+    return re.sub(shard, lambda number: "?" * len(number[0]), glob.escape(file.key), count=1)
 
 
 def make_keys(meaning: Meaning) -> dict[str, Any]:
     """The keys of a `FieldsSource` for what the columns of its files are."""
+    names = ("task", "corners", "label", "boxes", "box_format", "units")
+    keys = {name: getattr(meaning, name) for name in names}
+    keys |= {name: meaning.others[name] for name in meaning.others if name in ("split", "group")}
+    keys["corners"] = list(meaning.corners)
     usual = {"boxes": "boxes", "label": "label", "box_format": "xyxy", "units": "pixels"}
-    found = {
-        **{name: getattr(meaning, name) for name in ("label", "boxes", "box_format", "units")},
-        **{name: column for name, column in meaning.others.items() if name in ("split", "group")},
-    }
-    keys = {"task": meaning.task, "corners": list(meaning.corners), **found}
     return {name: value for name, value in keys.items() if value and usual.get(name) != value}

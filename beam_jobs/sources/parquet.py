@@ -41,16 +41,13 @@ _MAX_ROWS = 500
 def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEntry]:
     folder = files.listing.folder
     for container, split in find_containers(source, files.listing):
-        path = f"{folder / container.key}"
         with raw.translate_read_errors(container.key), raw.open_raw(container, folder) as opened:
             try:
                 with raw.open_parquet(opened) as file:
                     yield from _FileReader(file, container, source, files).read_entries(split)
             except raw.CorruptParquet as error:
-                raise DataError(
-                    f"{path}: not a Parquet file, or a damaged one: {error}. "
-                    "Write or copy it again."
-                ) from None
+                fault = f"not a Parquet file, or a damaged one: {error}. Write or copy it again"
+                raise DataError(f"{folder / container.key}: {fault}.") from None
 
 
 class _FileReader:
@@ -103,25 +100,20 @@ class _FileReader:
             if column in known:
                 yield column
             elif key != "label" or source.task == "classification":
-                raise DataError(
-                    f"{self._path}: there is no column {column}; "
-                    f"{suggest_name(column, known)}. Correct preprocess.source.{key}."
-                )
+                fault = f"there is no column {column}; {suggest_name(column, known)}"
+                raise DataError(f"{self._path}: {fault}. Correct preprocess.source.{key}.")
 
     def _check_image_column(self) -> None:
         kind = self._file.schema_arrow.field(self._columns[0]).type
         inner = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
         content = str(inner.get("bytes", kind))
+        column = f"{self._path}: the column {self._source.image}"
         if content.endswith("string") and self._source.images is None:
-            raise DataError(
-                f"{self._path}: the column {self._source.image} holds text. If these are "
-                "paths, set preprocess.source.images to the folder at which they start."
-            )
+            cure = "set preprocess.source.images to the folder at which they start."
+            raise DataError(f"{column} holds text. If these are paths, {cure}")
         if not content.endswith(("binary", "string")):
-            raise DataError(
-                f"{self._path}: the column {self._source.image} is of the type {kind}, "
-                "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
-            )
+            need = "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
+            raise DataError(f"{column} is of the type {kind}, {need}")
 
     def _check_size(self, group: int) -> None:
         metadata = self._file.metadata.row_group(group)
@@ -132,11 +124,10 @@ class _FileReader:
             if column.path_in_schema.partition(".")[0] == self._columns[0]
         )
         if num_bytes > _MAX_GROUP_BYTES:
-            raise DataError(
-                f"{self._path}: the images of row group {group} have {num_bytes} bytes, "
-                f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group "
-                "(row_group_size=100 of pyarrow.parquet.write_table)."
-            )
+            fault = f"the images of row group {group} have {num_bytes} bytes"
+            limit = f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group"
+            example = "row_group_size=100 of pyarrow.parquet.write_table"
+            raise DataError(f"{self._path}: {fault}, {limit} ({example}).")
 
     def _make_image(self, value: Any, row: int) -> raw.Raw:
         if isinstance(content := raw.find_bytes(value), bytes):

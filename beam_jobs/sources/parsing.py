@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import json
 import math
 import posixpath
@@ -16,7 +17,7 @@ import sys
 import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
@@ -24,19 +25,13 @@ from beam_jobs.stages.stage import Box, Reject
 Point = tuple[float, float]  # x, y
 Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
 
-_IMAGE_SUFFIXES = frozenset(
-    (
-        *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png"),
-        *(".pjpeg", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
-        *(".avif", ".heic", ".heif", ".jp2"),  # which `decode` names when it rejects them
-    )
-)
-_FLAGS = {
-    **dict.fromkeys(
-        ("0", "0.0", "false", "no", "f", "n", "", "null", "none", "unspecified"), False
-    ),
-    **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), True),
+_IMAGE_SUFFIXES = {
+    *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png"),
+    *(".pjpeg", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    *(".avif", ".heic", ".heif", ".jp2"),  # which `decode` names when it rejects them
 }
+_FALSE = ("0", "0.0", "false", "no", "f", "n", "", "null", "none", "unspecified")
+_FLAGS = dict.fromkeys(_FALSE, False) | dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), True)
 """The values of flags as tools write them, in lower case. Copies of labelImg write Unspecified."""
 _ENCODINGS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -60,17 +55,9 @@ _MAX_CHILD_BYTES = 32 << 20
 _MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 _SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "evaluation": "validation",
-    "test": "test",
-    "testing": "test",
-    "holdout": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
+    **dict.fromkeys(("test", "testing", "holdout"), "test"),
 }
 """Our splits by the words that annotations, files and folders have for them."""
 _PLAIN_WORDS = frozenset(("set", "data", "dataset", "image", "images", "img", "imgs", "split"))
@@ -95,6 +82,12 @@ def find_split_of_path(path: str) -> str | None:
     Words of the file's name come first. None if they name none, or more than one.
     """
     return find_split(posixpath.basename(path)) or find_split(path)
+
+
+def name_part(key: str, file_key: str, images: str = ".") -> dict[str, Any]:
+    """A part of a source: the key of its file, the folder of its images, and its split, if any."""
+    part = {key: file_key, "images": images, "split": find_split_of_path(file_key)}
+    return {name: value for name, value in part.items() if value not in (".", None)}
 
 
 def find_split_names(folders: Iterable[str]) -> dict[str, str]:
@@ -145,10 +138,8 @@ def make_box(
 ) -> Box:
     """A box of ymin, xmin, ymax, xmax as a file has them."""
     ymin, xmin, ymax, xmax = map(parse_number, coordinates)
-    is_difficult = parse_flag(is_difficult, "is_difficult")
-    return Box(
-        ymin, xmin, ymax, xmax, parse_text(label), is_difficult, parse_flag(is_crowd, "is_crowd")
-    )
+    flags = parse_flag(is_difficult, "is_difficult"), parse_flag(is_crowd, "is_crowd")
+    return Box(ymin, xmin, ymax, xmax, parse_text(label), *flags)
 
 
 def parse_box(box: Any) -> Box:
@@ -193,6 +184,20 @@ def decode_text(content: bytes, errors: str = "strict") -> str:
     usual = "utf-16-le" if zeros == [1, 3] else "utf-16-be" if zeros == [0, 2] else "utf-8"
     encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), usual)
     return content.decode(encoding, errors)
+
+
+def parse_utf8(content: bytes, name: str) -> str:
+    """The text of a file or of a field, which messages call `name`. See `decode_text`."""
+    try:
+        return decode_text(content)
+    except UnicodeDecodeError:
+        raise Reject("malformed", f"{name} is not UTF-8: {content[:40]!r}") from None
+
+
+def check_size(num_bytes: int, max_bytes: int, name: str) -> None:
+    """Raises Reject: too_large."""
+    if num_bytes > max_bytes:
+        raise Reject("too_large", f"{name} of {num_bytes} bytes, allowed are {max_bytes}")
 
 
 def parse_text(value: Any) -> str:
@@ -244,9 +249,8 @@ def parse_split(value: Any) -> str | None:
 def iterate_path_ends(path: Any) -> Iterator[str]:
     """The path without its root, then without its first folder, and so on. It may be of Windows."""
     if not isinstance(path, str) or len(path) > _MAX_PATH_CHARACTERS:
-        raise Reject(
-            "malformed", f"a path must be text of at most {_MAX_PATH_CHARACTERS} characters"
-        )
+        limit = f"text of at most {_MAX_PATH_CHARACTERS} characters"
+        raise Reject("malformed", f"a path must be {limit}")
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
     if len(parts) > _MAX_PATH_PARTS:
         raise Reject("malformed", f"a path of {len(parts)} parts, allowed are {_MAX_PATH_PARTS}")
@@ -298,16 +302,16 @@ def enclose_mask(size: Any, counts: Any) -> Corners:
     if sum(runs) != height * width:
         detail = f"a mask of {sum(runs)} pixels, for an image of {width}x{height}"
         raise Reject("malformed", detail)
-    corners, start = [], 0
-    for index, run in enumerate(runs):
-        if index % 2 and run:
-            (left, top), (right, bottom) = divmod(start, height), divmod(start + run - 1, height)
-            ys = (top, bottom) if left == right else (0, height - 1)
-            corners += [(left, ys[0]), (right + 1, ys[1] + 1), (left, ys[0])]
-        start += run
-    if not corners:
+    ends = list(itertools.accumulate(runs))
+    pairs = zip(ends[::2], ends[1::2], strict=False)  # a last run outside of the mask has no other
+    spans = [(start, end - 1) for start, end in pairs if start < end]
+    if not spans:
         raise Reject("malformed", "a mask without pixels")
-    return enclose(corners)
+    (left, _), (right, _) = divmod(spans[0][0], height), divmod(spans[-1][1], height)
+    has_turn = any(start // height != end // height for start, end in spans)
+    ymin = 0 if has_turn else min(start % height for start, _ in spans)
+    ymax = height if has_turn else max(end % height for _, end in spans) + 1
+    return ymin, left, ymax, right + 1
 
 
 def _parse_runs(text: str) -> list[int]:
@@ -326,45 +330,65 @@ def _parse_runs(text: str) -> list[int]:
 
 
 def make_rotated_box(
-    corners: Corners, degrees: float, pivot: Point, label: Any, size: Size | None
+    corners: Corners,
+    degrees: float,
+    label: Any,
+    size: Size | None,
+    pivot: Point | None = None,
+    is_crowd: bool = False,
 ) -> Box:
     """The smallest upright box around a rectangle in pixels that is turned clockwise.
 
-    It is clipped to the size of the image, if that is known, because tools let a person turn an
-    object beyond. A box outside of the image as a whole stays as it is, so that its check fails.
-    Raises Reject: box_not_finite, too.
+    It turns around its center, or around `pivot`. It is clipped to the size of the image, if that
+    is known, because tools let a person turn an object beyond. A box outside of the image as a
+    whole stays as it is, so that its check fails. Raises Reject: box_not_finite, too.
     """
+    if not degrees:
+        return make_box(corners, label, is_crowd=is_crowd)
     if not math.isfinite(degrees):
         raise Reject("box_not_finite", f"a rotation by {degrees} degrees")
     ymin, xmin, ymax, xmax = corners
+    x, y = pivot or ((xmin + xmax) / 2, (ymin + ymax) / 2)
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-    moved = [(x - pivot[0], y - pivot[1]) for x in (xmin, xmax) for y in (ymin, ymax)]
-    turned = enclose(
-        [(pivot[0] + x * cosine - y * sine, pivot[1] + x * sine + y * cosine) for x, y in moved]
-    )
-    box = make_box(turned, label)
+    moved = [(right - x, down - y) for right in (xmin, xmax) for down in (ymin, ymax)]
+    turned = [(x + a * cosine - b * sine, y + a * sine + b * cosine) for a, b in moved]
+    box = make_box(enclose(turned), label, is_crowd=is_crowd)
     return box if size is None else box.clip(*size) or box
 
 
 def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Element]:
     """Yields the elements directly below the root of an XML file. Few are in memory at a time."""
     content = _to_utf8(content)
-    builder = _ChildBuilder(root_tag)
-    parser = ElementTree.XMLParser(target=builder)  # noqa: S314 (entities need a document type)
-    last = 0
+    if b"<!DOCTYPE" in content.replace(b"\0", b""):  # it may declare entities
+        raise Reject("malformed", "declares a document type, which no annotation needs")
+    parser: Any = ElementTree.XMLPullParser(("start", "end"))
+    around, last = list[ElementTree.Element](), 0
     try:
-        for start in range(0, len(content), _BLOCK_BYTES):
-            parser.feed(content[start : start + _BLOCK_BYTES])
-            if builder.children:
+        for start in range(0, len(content) + _BLOCK_BYTES, _BLOCK_BYTES):  # the last one is empty
+            block, children = content[start : start + _BLOCK_BYTES], []
+            if block:
+                parser.feed(block)
+            else:
+                parser.close()
+            for event, element in parser.read_events():
+                if not around and element.tag != root_tag:
+                    detail = f"the XML is a <{element.tag}> and not an <{root_tag}>"
+                    raise Reject("malformed", detail)
+                if event == "start":
+                    around.append(element)
+                    continue
+                around.pop()
+                if len(around) == 1:
+                    children.append(element)
+                    around[0].clear()
+            if children:
                 last = start
             elif start - last > _MAX_CHILD_BYTES:
                 raise Reject("malformed", f"an element has more than {_MAX_CHILD_BYTES} bytes")
-            yield from builder.take_children()
-        parser.close()
+            yield from children
     # ValueError, LookupError: an encoding that does not exist
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise Reject("malformed", f"not well-formed XML: {error}") from None
-    yield from builder.take_children()
 
 
 def read_xml_starts(content: bytes) -> list[tuple[str, dict[str, str]]]:
@@ -372,21 +396,13 @@ def read_xml_starts(content: bytes) -> list[tuple[str, dict[str, str]]]:
 
     Empty if it is none. What is wrong further on does not matter.
     """
-    found = _StartCollector()
-    parser = ElementTree.XMLParser(target=found)  # noqa: S314 (entities need a document type)
+    parser: Any = ElementTree.XMLPullParser(("start",))
+    found: list[tuple[str, dict[str, str]]] = []
     with contextlib.suppress(Reject, ElementTree.ParseError, ValueError, LookupError):
         parser.feed(_to_utf8(content, "replace"))
-    return found.elements
-
-
-class _StartCollector:
-    """Takes the starts of elements."""
-
-    def __init__(self) -> None:
-        self.elements: list[tuple[str, dict[str, str]]] = []
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self.elements.append((tag, attributes))
+        for _, element in parser.read_events():
+            found.append((element.tag, element.attrib))
+    return found
 
 
 def _to_utf8(content: bytes, errors: str = "strict") -> bytes:
@@ -408,36 +424,6 @@ def _to_utf8(content: bytes, errors: str = "strict") -> bytes:
         detail = f"not well-formed XML in the encoding {name}: {error}. Save the file as UTF-8"
         raise Reject("malformed", detail) from None
     return _XML_ENCODING.sub(r"\1", text, count=1).encode("utf-8", "surrogatepass")
-
-
-class _ChildBuilder(ElementTree.TreeBuilder):
-    """Takes the elements directly below the root out of it as soon as they are whole."""
-
-    def __init__(self, root_tag: str):
-        super().__init__()
-        self.children: list[ElementTree.Element] = []
-        self._root_tag, self._open = root_tag, list[ElementTree.Element]()
-
-    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
-        """Refuses a document type in any encoding: it may declare entities."""
-        raise Reject("malformed", "declares a document type, which no annotation needs")
-
-    def start(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
-        if not self._open and tag != self._root_tag:
-            raise Reject("malformed", f"the XML is a <{tag}> and not an <{self._root_tag}>")
-        self._open.append(super().start(tag, attributes))
-        return self._open[-1]
-
-    def end(self, tag: str) -> ElementTree.Element:
-        element = self._open.pop()
-        if len(self._open) == 1:
-            self.children.append(element)
-            self._open[0].clear()
-        return super().end(tag)
-
-    def take_children(self) -> list[ElementTree.Element]:
-        taken, self.children = self.children, []
-        return taken
 
 
 def _shorten(value: Any) -> str:

@@ -30,6 +30,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 
 _IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
 _FEATURES, _MAX_METADATA_BYTES = "features.json", 4 << 20
+_AGAIN = "Prepare the data set again"
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _TFDS_FEATURE = r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+\Z"
 
@@ -54,26 +55,21 @@ def _check_features(file: RawFile, listing: Listing, builder_package: str) -> No
     def check(pairs: list[tuple[str, Any]]) -> None:
         for name in (value for key, value in pairs if key in _CLASS_KEYS):
             if isinstance(name, str) and not re.match(known, name):
-                raise DataError(
-                    f"{listing.folder / file.key}: the feature {name[:100]!r} is not one of "
-                    "TensorFlow Datasets. Prepare the data set again without it."
-                )
+                fault = f"the feature {name[:100]!r} is not one of TensorFlow Datasets"
+                raise DataError(f"{place}: {fault}. {_AGAIN} without it.")
 
+    place = listing.folder / file.key
     known = rf"{_TFDS_FEATURE}|{re.escape(builder_package)}\."
     try:
         json.loads(_read_metadata(file, listing), object_pairs_hook=check)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{listing.folder / file.key}: not JSON: {error}. Prepare the data set again."
-        ) from None
+        raise DataError(f"{place}: not JSON: {error}. {_AGAIN}.") from None
 
 
 def _read_metadata(file: RawFile, listing: Listing) -> bytes:
     if file.num_bytes > _MAX_METADATA_BYTES:
-        raise DataError(
-            f"{listing.folder / file.key}: has {file.num_bytes} bytes, "
-            f"allowed are {_MAX_METADATA_BYTES}. Prepare the data set again."
-        )
+        fault = f"has {file.num_bytes} bytes, allowed are {_MAX_METADATA_BYTES}"
+        raise DataError(f"{listing.folder / file.key}: {fault}. {_AGAIN}.")
     return read_raw(file, listing.folder)
 
 
@@ -99,22 +95,17 @@ def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -
         builder = make_builder(source.builder, folder.parent)
         is_prepared = builder.is_prepared()
     except Exception as error:  # a builder is user code
-        first_line = next(iter(str(error).splitlines()), "")
-        raise DataError(
-            f"TensorFlow Datasets has no {source.builder} in {listing.folder}: "
-            f"{type(error).__name__}: {first_line}. "
-            "Prepare it, or correct preprocess.source.builder."
-        ) from error
+        problem = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        name = f"{source.builder} in {listing.folder}"
+        cure = "Prepare it, or correct preprocess.source.builder."
+        raise DataError(f"TensorFlow Datasets has no {name}: {problem}. {cure}") from error
     if not is_prepared:
-        raise DataError(
-            f"{source.builder} is not prepared in {listing.folder}. "
-            "Set preprocess.source.download: true, or call download_and_prepare of the builder."
-        )
+        cure = "Set preprocess.source.download: true, or call download_and_prepare of the builder."
+        raise DataError(f"{source.builder} is not prepared in {listing.folder}. {cure}")
     if builder.info.file_format.value != "tfrecord":
-        raise DataError(
-            f"{listing.folder}: prepared as {builder.info.file_format.value}, "
-            "need tfrecord. Prepare the data set with file_format='tfrecord'."
-        )
+        fault = f"prepared as {builder.info.file_format.value}, need tfrecord"
+        cure = "Prepare the data set with file_format='tfrecord'."
+        raise DataError(f"{listing.folder}: {fault}. {cure}")
     return builder
 
 
@@ -135,18 +126,14 @@ def _find_containers(
     builder: Any, part: TfdsPart, files: SourceFiles, folder: Path
 ) -> Iterator[RawFile]:
     if part.name not in builder.info.splits:
-        raise DataError(
-            f"{builder.info.full_name} has no split {part.name}; "
-            f"{suggest_name(part.name, builder.info.splits)}"
-        )
+        known = suggest_name(part.name, builder.info.splits)
+        raise DataError(f"{builder.info.full_name} has no split {part.name}; {known}")
     for path in builder.info.splits[part.name].filepaths:
         key = files.to_key(str(Path(path).absolute().relative_to(folder)))
         container = files.by_key.get(key)
         if container is None:
-            raise DataError(
-                f"{files.listing.folder / key}: there is no such file, and "
-                f"{builder.info.full_name} lists it. Prepare the data set again."
-            )
+            fault = f"there is no such file, and {builder.info.full_name} lists it"
+            raise DataError(f"{files.listing.folder / key}: {fault}. {_AGAIN}.")
         yield container
 
 
@@ -163,19 +150,17 @@ def _read_schema(builder: Any) -> _Schema:
     kinds = tensorflow_datasets.features
     features = _index_by_name(builder.info.features)
     objects = _index_by_name(getattr(features.get(_OBJECTS), "feature", None))
-    has_objects = isinstance(objects.get("bbox"), kinds.BBoxFeature)
+    box = objects.get("bbox")
+    has_objects = isinstance(box, kinds.BBoxFeature)
     label = objects.get(_LABEL) if has_objects else features.get(_LABEL)
     if not isinstance(features.get(_IMAGE), kinds.Image) or not isinstance(label, kinds.ClassLabel):
-        raise DataError(
-            f"{builder.info.full_name}: needs the features image (Image), "
-            "and label (ClassLabel) or objects with bbox and label, "
-            f"got {', '.join(features)}"
-        )
-    if has_objects and getattr(objects["bbox"].bbox_format, "value", "REL_YXYX") != "REL_YXYX":
-        raise DataError(
-            f"{builder.info.full_name}: its boxes are {objects['bbox'].bbox_format.value}, "
-            "need REL_YXYX, the default"
-        )
+        need = "image (Image), and label (ClassLabel) or objects with bbox and label"
+        found = ", ".join(features)
+        raise DataError(f"{builder.info.full_name}: needs the features {need}, got {found}")
+    box_format = getattr(getattr(box, "bbox_format", None), "value", "REL_YXYX")
+    if has_objects and box_format != "REL_YXYX":
+        fault = f"its boxes are {box_format}, need REL_YXYX, the default"
+        raise DataError(f"{builder.info.full_name}: {fault}")
     return _Schema(label.names, has_objects)
 
 
@@ -187,12 +172,12 @@ def _index_by_name(features: Any) -> dict[str, Any]:
 def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> SourceEntry:
     image = example.make_image(_IMAGE, example.place)
     if not schema.has_objects:
-        [label] = example.read_numbers(_LABEL, 1)
+        [label] = example.read_values(_LABEL, 1)
         return SourceEntry(image, _find_class_name(label, schema), split=split)
     labels_name = f"{_OBJECTS}/{_LABEL}"
-    labels = example.read_numbers(labels_name, len(example.features.get(labels_name, [])))
+    labels = example.read_values(labels_name, len(example.features.get(labels_name, [])))
     names = [_find_class_name(label, schema) for label in labels]
-    edges = iter(example.read_numbers(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
+    edges = iter(example.read_values(f"{_OBJECTS}/bbox", 4 * len(labels), float, int))
     corners = zip(edges, edges, edges, edges, strict=True)
     flags = f"{_OBJECTS}/is_difficult", f"{_OBJECTS}/is_crowd"
     boxes = example.read_boxes(corners, names, *flags)

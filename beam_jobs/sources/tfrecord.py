@@ -18,14 +18,8 @@ from typing import Any, NamedTuple
 from google.protobuf import text_format
 
 from beam_jobs.io.example import define_message, parse
-from beam_jobs.io.tfrecord_files import CorruptRecord, scan_records
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    SourceMatch,
-    count,
-    get_task,
-    join_names,
-)
+from beam_jobs.io.tfrecord_files import scan_records
+from beam_jobs.sources.folder_view import FolderView, SourceMatch, count, get_task, join_names
 from beam_jobs.sources.packed import (
     PackedExample,
     find_containers,
@@ -33,7 +27,7 @@ from beam_jobs.sources.packed import (
     list_parts,
     read_examples,
 )
-from beam_jobs.sources.parsing import decode_text
+from beam_jobs.sources.parsing import decode_text, parse_utf8
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
@@ -69,13 +63,11 @@ def _read_class_names(files: SourceFiles, source: TfrecordSource) -> LabelMap:
     if manifest.NAME not in files:
         return LabelMap({}, {})
     try:
-        figures = shards.DatasetFigures.model_validate(
-            json.loads(files.read(manifest.NAME))["figures"]
-        )
+        figures = json.loads(files.read(manifest.NAME))["figures"]
+        class_names = shards.DatasetFigures.model_validate(figures).class_names
     except (ValueError, KeyError, TypeError, RecursionError):
-        # A manifest of another tool does not define the numbers.
-        return LabelMap({}, {})
-    return LabelMap(dict(enumerate(figures.class_names)), {})
+        class_names = []  # a manifest of another tool does not define the numbers
+    return LabelMap(dict(enumerate(class_names)), {})
 
 
 def _make_entry(
@@ -87,13 +79,12 @@ def _make_entry(
         return SourceEntry(image, label, split=split)
     count = len(example.features.get(shards.BOX_YMIN, []))
     height, width = frame = _read_frame(example)
-    scales = (height, width, height, width)
-    edges = [
-        [value * scale for value in example.read_numbers(name, count, float, int)]
-        for name, scale in zip(shards.BOX_EDGES, scales, strict=True)
-    ]
+    edges = [example.read_values(name, count, float, int) for name in shards.BOX_EDGES]
+    corners = (
+        (ymin * height, xmin * width, ymax * height, xmax * width)
+        for ymin, xmin, ymax, xmax in zip(*edges, strict=True)
+    )
     labels = _read_labels(example, _BOX_TEXT, shards.BOX_LABEL, count, names)
-    corners = zip(*edges, strict=True)
     boxes = example.read_boxes(corners, labels, shards.BOX_IS_DIFFICULT, shards.BOX_IS_CROWD)
     return SourceEntry(image, boxes=boxes, split=split, frame=frame, drawn_on="stored")
 
@@ -101,7 +92,7 @@ def _make_entry(
 def _read_key(features: Mapping[str, list[Any]]) -> str | None:
     for name in _KEYS:
         if (values := features.get(name)) and isinstance(values[0], bytes) and values[0]:
-            return _decode_text(values[0], name)
+            return parse_utf8(values[0], f"the feature {name}")
     return None
 
 
@@ -109,35 +100,22 @@ def _read_frame(example: PackedExample) -> Size:
     """The size of the image that the boxes are given for, or FRACTIONS if the record has none."""
     if not example.features.get(shards.HEIGHT) or not example.features.get(shards.WIDTH):
         return FRACTIONS
-    [height], [width] = (example.read_numbers(name, 1) for name in (shards.HEIGHT, shards.WIDTH))
+    [height], [width] = (example.read_values(name, 1) for name in (shards.HEIGHT, shards.WIDTH))
     return (float(height), float(width)) if height > 0 and width > 0 else FRACTIONS
 
 
 def _read_labels(
     example: PackedExample, text: str, number: str, count: int, classes: LabelMap
 ) -> Sequence[str]:
-    if texts := example.features.get(text):
-        if len(texts) != count or not all(isinstance(value, bytes) for value in texts):
-            raise Reject(
-                "malformed", f"the feature {text} must hold {count} texts, got {len(texts)} values"
-            )
-        found = [_decode_text(value, text) for value in texts]
+    if example.features.get(text):
+        texts = example.read_values(text, count, bytes)
+        found = [parse_utf8(value, f"the feature {text}") for value in texts]
         return [classes.aliases.get(label, label) for label in found]
-    numbers = example.read_numbers(number, count)
+    numbers = example.read_values(number, count)
     if unknown := [value for value in numbers if value not in classes.names]:
-        raise Reject(
-            "unknown_class",
-            f"the class {unknown[0]} has no name: "
-            f"not in {text}, and not in preprocess.source.label_map",
-        )
+        where = f"not in {text}, and not in preprocess.source.label_map"
+        raise Reject("unknown_class", f"the class {unknown[0]} has no name: {where}")
     return [classes.names[value] for value in numbers]
-
-
-def _decode_text(value: bytes, feature: str) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise Reject("malformed", f"the feature {feature} is not UTF-8: {value[:40]!r}") from None
 
 
 def parse_label_map(content: bytes, name: str) -> LabelMap:
@@ -148,30 +126,23 @@ def parse_label_map(content: bytes, name: str) -> LabelMap:
         items = [(item, item.display_name or item.name) for item in message.item]
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None
-    names: dict[int, str] = {}
-    aliases: dict[str, str] = {}
+    found = LabelMap({}, {})
     for item, label in items:
         if not item.HasField("id") or not label:
-            raise DataError(
-                f"{name}: an item needs an id and a name, got id {item.id} and name {label!r}"
-            )
-        if item.id in names:
-            raise DataError(
-                f"{name}: the classes {names[item.id]!r} and {label!r} have the same id {item.id}. "
-                "Give each class its own id."
-            )
-        names[item.id] = label
+            fault = f"an item needs an id and a name, got id {item.id} and name {label!r}"
+            raise DataError(f"{name}: {fault}")
+        if other := found.names.get(item.id):
+            fault = f"the classes {other!r} and {label!r} have the same id {item.id}"
+            raise DataError(f"{name}: {fault}. Give each class its own id.")
+        found.names[item.id] = label
         for alias in {label, item.name} - {""}:
-            if aliases.setdefault(alias, label) != label:
-                raise DataError(
-                    f"{name}: {alias!r} names the classes {aliases[alias]!r} and {label!r}. "
-                    "Give each class its own name."
-                )
-    if not names:
-        raise DataError(
-            f"{name}: the label map has no items. Add items such as item {{ id: 1 name: 'cat' }}."
-        )
-    return LabelMap(names, aliases)
+            if (other := found.aliases.setdefault(alias, label)) != label:
+                fault = f"{alias!r} names the classes {other!r} and {label!r}"
+                raise DataError(f"{name}: {fault}. Give each class its own name.")
+    if not items:
+        cure = "Add items such as item { id: 1 name: 'cat' }."
+        raise DataError(f"{name}: the label map has no items. {cure}")
+    return found
 
 
 _LabelMap = define_message(
@@ -198,30 +169,26 @@ _TFRECORD_NAME = re.compile(r"\.(tfrecords?|tfrec|record)(-\d+-of-\d+)?$|-\d+-of
 
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds TFRecord files with images. The first record of the first file is parsed."""
-    files = [
-        file
-        for file in view.list_candidates("")
-        if _TFRECORD_NAME.search(file.key)
-        and not posixpath.basename(file.key).startswith(
-            (shards.QUARANTINE_PREFIX, f"{shards.RAW_TEST_PREFIX}test-")
-        )
-    ]
+    others = (shards.QUARANTINE_PREFIX, f"{shards.RAW_TEST_PREFIX}test-")
+    named = [file for file in view.list_candidates("") if _TFRECORD_NAME.search(file.key)]
+    files = [file for file in named if not posixpath.basename(file.key).startswith(others)]
     if not files:
         return
-    features, problem = dict[str, Any](), ""
+    features, problem = dict[str, Any](), "its first record has other features"
     with view.open(files[0]) as opened:
-        empty = CorruptRecord("truncated", "it has no records")
+        empty = Reject("truncated", "it has no records")
         _, record = next(scan_records(opened, files[0].num_bytes), (0, empty))
     try:
-        if isinstance(record, CorruptRecord):
-            raise record
-        features = parse(record)
-    except (CorruptRecord, ValueError) as error:
+        if isinstance(record, Reject):
+            problem = record.detail
+        else:
+            features = parse(record)
+    except ValueError as error:
         problem = str(error)
     has_boxes = shards.BOX_XMIN in features
-    has_label = shards.LABEL in features or "image/class/text" in features
+    has_label = shards.LABEL in features or _TEXT in features
     if shards.ENCODED not in features or not (has_boxes or has_label):
-        reason = f"{files[0].key}: {problem or 'its first record has other features'}"
+        reason = f"{files[0].key}: {problem}"
         if any(posixpath.basename(file.key) == "dataset_info.json" for file in view.files):
             reason += ". TensorFlow Datasets made it: use `type: tfds` (docs/data-sources.md)"
         yield reason

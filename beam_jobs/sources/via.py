@@ -17,6 +17,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
+from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import list_names
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
@@ -25,18 +27,6 @@ from beam_jobs.sources.folder_view import (
     Question,
     SourceMatch,
     join_names,
-    unless,
-)
-from beam_jobs.sources.parsing import (
-    Corners,
-    decode_text,
-    enclose,
-    enclose_ellipse,
-    find_split_of_path,
-    make_box,
-    parse_json_object,
-    parse_number,
-    parse_points,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Box, Reject
@@ -96,7 +86,7 @@ def _get_attributes(region: Any, name: str) -> Mapping[str, Any]:
     """An object of a region, as text in a cell of the CSV."""
     value = region.get(name) if isinstance(region, dict) else None
     if isinstance(value, str):
-        return parse_json_object(value.encode("utf-8", "surrogatepass"))
+        return parsing.parse_json_object(value.encode("utf-8", "surrogatepass"))
     if not isinstance(value, dict):
         raise Reject("malformed", f"a region needs an object {name}, got {value!r:.80}")
     return value
@@ -104,7 +94,7 @@ def _get_attributes(region: Any, name: str) -> Mapping[str, Any]:
 
 def _parse_region(region: Any, source: ViaSource) -> Box:
     label = source.single_class or _find_label(region, source.attribute)
-    return make_box(_enclose(_get_attributes(region, "shape_attributes")), label)
+    return parsing.make_box(_enclose(_get_attributes(region, "shape_attributes")), label)
 
 
 def _find_label(region: Any, attribute: str | None) -> Any:
@@ -119,19 +109,18 @@ def _find_label(region: Any, attribute: str | None) -> Any:
     return values[0]
 
 
-def _enclose(shape: Mapping[str, Any]) -> Corners:
-    kind, radius = shape.get("name"), shape.get("r")
+def _enclose(shape: Mapping[str, Any]) -> parsing.Corners:
+    kind = shape.get("name")
     if kind == "rect":
-        x, y, width, height = (parse_number(shape.get(n)) for n in ("x", "y", "width", "height"))
-        return y, x, y + height, x + width
+        return to_corners([shape.get(n) for n in ("x", "y", "width", "height")], "xywh")
     if kind in ("circle", "ellipse"):
         names = ("cx", "cy", "rx", "ry", "theta")
-        defaults = {"rx": radius, "ry": radius, "theta": 0}
-        x, y, a, b, angle = (parse_number(shape.get(n, defaults.get(n))) for n in names)
-        return enclose_ellipse(x, y, a, b, angle)
+        shape = {"rx": shape.get("r"), "ry": shape.get("r"), "theta": 0, **shape}
+        return parsing.enclose_ellipse(*(parsing.parse_number(shape.get(name)) for name in names))
     xs, ys = shape.get("all_points_x"), shape.get("all_points_y")
     if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
-        return enclose(parse_points([list(pair) for pair in zip(xs, ys, strict=True)]))
+        points = [list(pair) for pair in zip(xs, ys, strict=True)]
+        return parsing.enclose(parsing.parse_points(points))
     raise Reject("unknown_shape", f"{shape!s:.80} is no shape with an area")
 
 
@@ -140,7 +129,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     parts, regions = dict[frozenset[str], dict[str, Any]](), list[Mapping[str, Any]]()
     for file in view.list_candidates(".json", ".csv")[:MAX_CANDIDATES]:
         try:
-            text = decode_text(view.read_start(file, MAX_JSON_BYTES))
+            text = parsing.decode_text(view.read_start(file, MAX_JSON_BYTES))
             entries = [each for each in _list_entries(text).values() if isinstance(each, dict)]
         except ValueError:
             continue
@@ -148,8 +137,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if not view.count_images_named(images):
             yield f"{file.key} is of VGG Image Annotator, but {images[0]} is not below this folder"
             continue
-        part = unless("images", view.find_images_folder(images, file.key)[0], ".")
-        part |= {"manifest": file.key, **unless("split", find_split_of_path(file.key), None)}
+        part = parsing.name_part("manifest", file.key, view.find_images_folder(images, file.key)[0])
         parts.setdefault(frozenset(images), part)  # two files may have the same images
         for each in entries:
             with contextlib.suppress(Reject):

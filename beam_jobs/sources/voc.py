@@ -20,7 +20,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader
+from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     FolderView,
@@ -30,20 +32,6 @@ from beam_jobs.sources.folder_view import (
     say_folder,
     say_splits,
     unless,
-)
-from beam_jobs.sources.parsing import (
-    CORNERS,
-    Point,
-    enclose,
-    find_split_names,
-    is_image_name,
-    iterate_children,
-    make_box,
-    make_rotated_box,
-    parse_flag,
-    parse_number,
-    parse_size,
-    read_xml_starts,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import Size
@@ -56,17 +44,17 @@ from pipeline_ops.raw_data.raw_file import RawFile, loosen, match_without_case, 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
 _MAX_XML_BYTES = 16 << 20
+_ROTATION = "attributes/attribute[name='rotation']/value"
+"""The degrees of a box that CVAT writes."""
 
 
 def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]:
     listing = files.listing
     images, annotations = find_voc_files(listing, source)
     if not images or not annotations:
-        raise DataError(
-            f"{listing.folder}: a VOC source needs images in the folder {source.images} and XML "
-            f"files in {source.annotations}. Correct path, images or annotations of "
-            "preprocess.source."
-        )
+        need = f"needs images in the folder {source.images} and XML files in {source.annotations}"
+        cure = "Correct path, images or annotations of preprocess.source."
+        raise DataError(f"{listing.folder}: a VOC source {need}. {cure}")
     _pair_by_file_name(images, annotations, listing)
     lists = _read_lists(source.image_sets, files)
     others = match_without_case(images.keys() - annotations, annotations.keys() - images)
@@ -74,7 +62,8 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
         annotations[name] = annotations.pop(other)
         if lists is not None and other in lists and name not in lists:
             lists[name] = lists.pop(other)
-    folders = find_split_names({name.partition("/")[0] for name in images.keys() & annotations})
+    both = images.keys() & annotations
+    folders = parsing.find_split_names({name.partition("/")[0] for name in both})
     names = {*images, *annotations, *(lists or ())}
     if lists is not None and source.unlisted == "ignore":
         names &= lists.keys()
@@ -84,9 +73,8 @@ def read_entries(files: SourceFiles, source: VocSource) -> Iterator[SourceEntry]
         candidates, annotation = images.get(name, []), annotations.get(name)
         file = candidates[0] if candidates else annotation
         with files.entry(name, file.key if file else posixpath.join(source.images, name)):
-            split = folders.get(name.partition("/")[0])
-            if lists is not None:
-                split = _select_split(name, lists)
+            folder = folders.get(name.partition("/")[0])
+            split = folder if lists is None else _select_split(name, lists)
             if not candidates:
                 raise Reject("missing_image", f"there is no image of this name in {source.images}")
             if annotation is None:
@@ -107,7 +95,7 @@ def find_voc_files(
     annotations: dict[str, RawFile] = {}
     is_shared = "." in (source.images, source.annotations) or source.images == source.annotations
     for file in listing.files:
-        is_image = is_image_name(file.key) or not is_shared
+        is_image = parsing.is_image_name(file.key) or not is_shared
         if is_image and (name := _find_name(file.key, source.images)):
             images[name].append(file)
         is_annotation = file.key.lower().endswith(".xml")
@@ -135,7 +123,7 @@ def _pair_by_file_name(
 def find_file_name(content: bytes) -> str:
     """The name of the image in an annotation, without folders. "" if there is none."""
     with contextlib.suppress(Reject):
-        for element in iterate_children(content, "annotation"):
+        for element in parsing.iterate_children(content, "annotation"):
             if element.tag == "filename":
                 return re.split(r"[/\\]", (element.text or "").strip())[-1]
     return ""
@@ -153,23 +141,21 @@ def _read_lists(
     """The splits that each image is listed for, or None if there are no lists."""
     names = {} if names is None else {**_LIST_NAMES, **names}
     paths = {split: f"{_LISTS}{name}.txt" for split, name in names.items()}
-    found: dict[str, list[str]] = defaultdict(list)
     present = {split: path for split, path in paths.items() if path in files}
+    found: dict[str, list[str]] = defaultdict(list)
     for split, path in present.items():
-        for line in files.read(path).splitlines():
-            if line.strip():
-                name = to_raw_key(line.strip())
-                found[posixpath.splitext(name)[0] if is_image_name(name) else name].append(split)
+        for line in filter(None, map(bytes.strip, files.read(path).splitlines())):
+            name = to_raw_key(line)
+            found[posixpath.splitext(name)[0] if parsing.is_image_name(name) else name].append(
+                split
+            )
     return dict(found) if present else None
 
 
 def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
     if not (splits := lists.get(name, [])):
-        raise Reject(
-            "unlisted",
-            f"{name} is in none of the lists in {_LISTS}. "
-            "Add it to a list, or set preprocess.source.unlisted: ignore.",
-        )
+        cure = "Add it to a list, or set preprocess.source.unlisted: ignore."
+        raise Reject("unlisted", f"{name} is in none of the lists in {_LISTS}. {cure}")
     if len(splits) > 1:
         raise Reject("contradictory_split", f"listed more than once: for {', '.join(splits)}")
     return splits[0]
@@ -177,14 +163,11 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
 
 def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
     """The boxes of one XML file, and the size that it gives the image."""
-    if len(content) > _MAX_XML_BYTES:
-        raise Reject(
-            "too_large", f"an annotation of {len(content)} bytes, allowed are {_MAX_XML_BYTES}"
-        )
+    parsing.check_size(len(content), _MAX_XML_BYTES, "an annotation")
     frame, objects = None, []
-    for element in iterate_children(content, "annotation"):
+    for element in parsing.iterate_children(content, "annotation"):
         if element.tag == "size":
-            frame = parse_size(element.findtext("height"), element.findtext("width"))
+            frame = parsing.parse_size(element.findtext("height"), element.findtext("width"))
         elif element.tag == "object":
             objects.append(element)
     return [box for each in objects for box in _parse_object(each, frame)], frame
@@ -197,21 +180,18 @@ def _parse_object(element: ElementTree.Element, frame: Size | None) -> list[Box]
     around its polygon, or around its rotated box: roLabelImg's center, width, height, and radians.
     """
     label, difficult = element.findtext("name"), element.findtext("difficult")
-    is_difficult = parse_flag(difficult, "difficult")
+    is_difficult = parsing.parse_flag(difficult, "difficult")
     found = []
     for each in element.findall("bndbox"):
-        corners = _read_numbers(each, CORNERS)
-        if degrees := parse_number(_find_attribute(element, "rotation") or "0"):  # CVAT writes it
-            centre = (corners[1] + corners[3]) / 2, (corners[0] + corners[2]) / 2
-            found.append(make_rotated_box(corners, degrees, centre, label, frame))
-        else:
-            found.append(make_box(corners, label))
+        degrees = parsing.parse_number(element.findtext(_ROTATION) or "0")
+        corners = _read_numbers(each, parsing.CORNERS)
+        found.append(parsing.make_rotated_box(corners, degrees, label, frame))
     for each in () if found else element.findall("robndbox"):
-        x, y, width, height, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
-        corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
-        found.append(make_rotated_box(corners, math.degrees(angle), (x, y), label, frame))
+        *box, angle = _read_numbers(each, ("cx", "cy", "w", "h", "angle"))
+        corners, degrees = to_corners(box, "center_xywh"), math.degrees(angle)
+        found.append(parsing.make_rotated_box(corners, degrees, label, frame, (box[0], box[1])))
     for each in () if found else element.findall("polygon"):
-        found.append(make_box(enclose(_read_points(each)), label))
+        found.append(parsing.make_box(parsing.enclose(_read_points(each)), label))
     if label is None or not found:
         detail = "an <object> without <name>, or without a <bndbox> of xmin, ymin, xmax and ymax"
         raise Reject("malformed", detail)
@@ -223,15 +203,10 @@ def _read_numbers(element: ElementTree.Element, names: Iterable[str]) -> Any:
     texts = {name: element.findtext(name) for name in names}
     if missing := [name for name in texts if texts[name] is None]:
         raise Reject("malformed", f"a <{element.tag}> without <{'>, <'.join(missing)}>")
-    return tuple(parse_number((text or "").strip()) for text in texts.values())
+    return tuple(parsing.parse_number((text or "").strip()) for text in texts.values())
 
 
-def _find_attribute(element: ElementTree.Element, name: str) -> str | None:
-    attributes = element.findall("attributes/attribute")
-    return next((a.findtext("value") for a in attributes if a.findtext("name") == name), None)
-
-
-def _read_points(polygon: ElementTree.Element) -> list[Point]:
+def _read_points(polygon: ElementTree.Element) -> list[parsing.Point]:
     """The points of `<x1>`, `<y1>`, `<x2>`, ..., or of elements `<pt>` with `<x>` and `<y>`."""
     if pairs := [each for each in polygon if each.find("x") is not None]:
         return [_read_numbers(each, ("x", "y")) for each in pairs]
@@ -242,7 +217,7 @@ def _read_points(polygon: ElementTree.Element) -> list[Point]:
 def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     """Finds images with an XML file of the same name, in the same folder or in another one."""
     files = [] if view.named_file else view.list_candidates(".xml")
-    starts = (read_xml_starts(view.read_start(file)) for file in files[:MAX_CANDIDATES])
+    starts = (parsing.read_xml_starts(view.read_start(file)) for file in files[:MAX_CANDIDATES])
     if not any(start and start[0][0] == "annotation" for start in starts):
         return
     best: dict[str, tuple[Any, ...]] = {}
@@ -257,21 +232,18 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         yield SourceMatch("voc", reason, {"images": ".", "annotations": "."})
     elif not best:
         first = posixpath.splitext(posixpath.basename(files[0].key))[0]
-        yield (
-            f"{files[0].key} is an annotation of Pascal VOC, but there is no image {first}.jpg. "
-            "Add the images, or name the folder that holds both"
-        )
+        fault = f"is an annotation of Pascal VOC, but there is no image {first}.jpg"
+        yield f"{files[0].key} {fault}. Add the images, or name the folder that holds both"
     for below in sorted(best):
         both, source, pictures, annotated = best[below]
         keys, remark = _read_voc_lists(view, below, pictures.keys() | annotated.keys())
         keys |= unless("images", source.images, "JPEGImages")
         keys |= unless("annotations", source.annotations, "Annotations")
-        splits = find_split_names({name.partition("/")[0] for name in both})
-        reason = (
-            f"{count(len(annotated), 'XML file')}{say_folder(source.annotations)}, and "
-            f"{count(len(pictures), 'image')}{say_folder(source.images)}, of which "
-            f"{len(both):,} have annotations{say_splits(splits) or remark}"
-        )
+        splits = parsing.find_split_names({name.partition("/")[0] for name in both})
+        texts = f"{count(len(annotated), 'XML file')}{say_folder(source.annotations)}"
+        shown = f"{count(len(pictures), 'image')}{say_folder(source.images)}"
+        with_both = f"{len(both):,} have annotations{say_splits(splits) or remark}"
+        reason = f"{texts}, and {shown}, of which {with_both}"
         yield SourceMatch("voc", reason, keys, below)
 
 
@@ -301,7 +273,7 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
         while image and xml and image[-1] == xml[-1]:
             image, xml = image[:-1], xml[:-1]
         folders.add((tuple(before), "/".join(image) or ".", "/".join(xml) or "."))
-    splits = find_split_names({before[-1] for before, _, _ in folders if before})
+    splits = parsing.find_split_names({before[-1] for before, _, _ in folders if before})
     return {
         ("/".join(before[:-1] if {*before[-1:]} & splits.keys() else before), image, xml)
         for before, image, xml in folders
@@ -310,13 +282,13 @@ def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[s
 
 def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict[str, Any], str]:
     """Returns the keys of the source for its lists, and a remark on them."""
-    prefix = posixpath.join(below, "ImageSets/Main/")
+    prefix = posixpath.join(below, _LISTS)
     lists = {
         file.key.removeprefix(prefix).removesuffix(".txt"): file
         for file in view.files
         if file.key.startswith(prefix) and file.key.endswith(".txt")
     }
-    used = [name for name in lists if name in ("train", "val", "test")]
+    used = [name for name in lists if name in _LIST_NAMES.values()]
     keys: dict[str, Any] = {}
     if "trainval" in lists and not {"train", "val"} & lists.keys():
         used.append("trainval")
@@ -325,9 +297,8 @@ def _read_voc_lists(view: FolderView, below: str, names: set[str]) -> tuple[dict
         return {}, ""
     content = b"\n".join(view.read_start(lists[name], 1 << 26) for name in used)
     listed = content.decode("utf-8", "replace").split()
-    listed += [posixpath.splitext(name)[0] for name in listed if is_image_name(name)]
-    unlisted = len(names.difference(listed))
-    if unlisted:
-        keys["unlisted"] = "ignore"
-        return keys, f"; {unlisted:,} of them are in none of the lists {join_names(used)}"
+    listed += [posixpath.splitext(name)[0] for name in listed if parsing.is_image_name(name)]
+    if unlisted := len(names.difference(listed)):
+        remark = f"; {unlisted:,} of them are in none of the lists {join_names(used)}"
+        return {**keys, "unlisted": "ignore"}, remark
     return keys, f"; the lists {join_names(used)} name all of them"

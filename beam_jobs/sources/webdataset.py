@@ -27,7 +27,7 @@ from beam_jobs.sources.folder_view import (
     read_size,
 )
 from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
-from beam_jobs.sources.parsing import decode_text, is_image_name, parse_json_object
+from beam_jobs.sources.parsing import check_size, is_image_name, parse_json_object, parse_utf8
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import WebdatasetSource
@@ -38,6 +38,8 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _MAX_MEMBERS, _MAX_MEMBER_BYTES = 60, 1 << 20
 """What is looked at to recognise a tar file."""
+_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+_ADJACENT = "The members of a sample must follow one another"
 _MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
 
 
@@ -45,11 +47,13 @@ def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[Sourc
     folder = files.listing.folder
     for container, split in find_containers(source, files.listing):
         with translate_read_errors(container.key), open_raw(container, folder) as file:
-            samples = itertools.groupby(_scan(file, container.num_bytes), key=_get_sample)
-            for name, members in samples:
-                place = f"{container.key}#{_to_key(name)}" if name else container.key
+            members = _scan(file, container.num_bytes)
+            samples = itertools.groupby(members, lambda member: getattr(member, "sample", ""))
+            for name, found in samples:
+                key = to_raw_key(os.fsencode(name))
+                place = f"{container.key}#{key}" if name else container.key  # damage has no name
                 with files.entry(place, key=place, scope=container.key):
-                    yield _Sample(file, container, list(members)).make_entry(source, split)
+                    yield _Sample(file, container, list(found)).make_entry(source, split)
 
 
 class _Member(NamedTuple):
@@ -58,22 +62,12 @@ class _Member(NamedTuple):
     info: tarfile.TarInfo
 
 
-def _get_sample(member: _Member | Reject) -> str:
-    return "" if isinstance(member, Reject) else member.sample
-
-
-def _to_key(name: str) -> str:
-    return to_raw_key(os.fsencode(name))
-
-
 def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     """Yields the members that belong to samples, in order, and then the damage if there is any."""
     if file.read(8).startswith(_COMPRESSED):
-        yield Reject(
-            "compressed",
-            "a compressed archive, in which no image can be found by its place. Unpack it with "
-            "gunzip, bunzip2, unxz or unzstd to a .tar file. Images get no smaller by compression",
-        )
+        detail = "a compressed archive, in which no image can be found by its place"
+        cure = "Unpack it with gunzip, bunzip2, unxz or unzstd to a .tar file"
+        yield Reject("compressed", f"{detail}. {cure}. Images get no smaller by compression")
         return
     file.seek(0)
     end = 0
@@ -90,7 +84,7 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
                 if parts and not member.isdir():
                     yield _Member(parts[1], parts[2].lower(), member)
             end = tar.offset
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+    except _TAR_ERRORS as error:
         yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {error}. Write again")
         return
     file.seek(end)
@@ -98,11 +92,9 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     if not rest:
         yield Reject("truncated", f"the end of the archive is missing at byte {end}. Copy it again")
     elif rest.strip(b"\0"):
-        yield Reject(
-            "corrupt",
-            f"no member begins at byte {end}, and the file goes on. It is damaged, or several "
-            "archives were joined. Write one archive",
-        )
+        detail = f"no member begins at byte {end}, and the file goes on"
+        cure = "It is damaged, or several archives were joined. Write one archive"
+        yield Reject("corrupt", f"{detail}. {cure}")
 
 
 class _Sample:
@@ -116,11 +108,9 @@ class _Sample:
             if name.startswith("/") or ".." in name.split("/"):
                 raise Reject("malformed", f"the name {name} leads out of the archive")
             if not member.info.isreg() or member.info.issparse():
-                raise Reject(
-                    "not_regular",
-                    f"{name} is a link, a device or a sparse file. Pack the file itself "
-                    "(tar --hard-dereference --dereference)",
-                )
+                cure = "Pack the file itself (tar --hard-dereference --dereference)"
+                detail = f"{name} is a link, a device or a sparse file. {cure}"
+                raise Reject("not_regular", detail)
             if member.suffix in self._members:
                 raise Reject("duplicate", f"{name} is there twice")
             self._members[member.suffix] = member.info
@@ -129,15 +119,14 @@ class _Sample:
         member = self._find_image(source.image)
         annotation = self._members.get(source.annotation_suffix)
         if annotation is None:
-            raise Reject(
-                "no_annotation" if source.task == "detection" else "no_label",
-                f"has no .{source.annotation_suffix} next to it, but "
-                f"{', '.join(self._members)}. The members of a sample must follow one another",
-            )
+            reason = "no_annotation" if source.task == "detection" else "no_label"
+            there = ", ".join(self._members)
+            detail = f"has no .{source.annotation_suffix} next to it, but {there}. {_ADJACENT}"
+            raise Reject(reason, detail)
         fields = self._read_fields(annotation, source)
         content = self._read(member, MAX_IMAGE_BYTES)
-        digest, offset = compute_digest(content), member.offset_data
-        image = PackedImage(_to_key(member.name), len(content), digest, self._container, offset)
+        key, digest = to_raw_key(os.fsencode(member.name)), compute_digest(content)
+        image = PackedImage(key, len(content), digest, self._container, member.offset_data)
         return make_entry(image, fields, source, split, source.class_names)
 
     def _find_image(self, suffix: str | None) -> tarfile.TarInfo:
@@ -147,34 +136,24 @@ class _Sample:
             if (is_image_name(member.name) if suffix is None else name == suffix.lower())
         ]
         if not images:
-            raise Reject(
-                "no_image",
-                f"no image among the members {', '.join(self._members)}. "
-                "The members of a sample must follow one another",
-            )
+            detail = f"no image among the members {', '.join(self._members)}. {_ADJACENT}"
+            raise Reject("no_image", detail)
         if len(images) > 1:
-            raise Reject(
-                "ambiguous_image",
-                f"the images {' and '.join(image.name for image in images)}. Name the suffix of "
-                "one in preprocess.source.image",
-            )
+            names = " and ".join(image.name for image in images)
+            cure = "Name the suffix of one in preprocess.source.image"
+            raise Reject("ambiguous_image", f"the images {names}. {cure}")
         return images[0]
 
     def _read_fields(self, member: tarfile.TarInfo, source: WebdatasetSource) -> dict[str, object]:
         content = self._read(member, _MAX_ANNOTATION_BYTES)
         if source.annotation_suffix == "json":
             return parse_json_object(content)
-        try:
-            label = decode_text(content).strip()
-        except UnicodeDecodeError:
-            raise Reject("malformed", f"{member.name} is not UTF-8: {content[:40]!r}") from None
+        label = parse_utf8(content, member.name).strip()
         is_number = source.annotation_suffix == "cls" and re.fullmatch("-?[0-9]{1,18}", label)
         return {source.label: int(label) if is_number else label}
 
     def _read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes:
-        if member.size > max_bytes:
-            detail = f"{member.name} has {member.size} bytes, allowed are {max_bytes}"
-            raise Reject("too_large", detail)
+        check_size(member.size, max_bytes, member.name)
         self._file.seek(member.offset_data)
         return self._file.read(member.size)
 
@@ -203,18 +182,15 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         elif isinstance(found, Meaning):
             keys = {**make_keys(found), "annotation": "json"}
         keys |= list_parts(files)
-        reason = (
-            f"{count(len(files), 'tar file')} of samples with the members "
-            f"{join_names(sorted(suffixes))}"
-        )
+        names = join_names(sorted(suffixes))
+        reason = f"{count(len(files), 'tar file')} of samples with the members {names}"
         notes = found.notes if isinstance(found, Meaning) else ()
         yield SourceMatch("webdataset", reason, keys, notes=notes)
     elif members:
-        yield (
-            f"{files[0].key} begins with {join_names([name for name, _ in members])}. In a shard "
-            "of WebDataset, each image has a member of the same name with its class or its boxes, "
-            ".cls, .json or .txt. Unpack an archive of a folder"
-        )
+        names = join_names([name for name, _ in members])
+        need = "each image has a member of the same name with its class or its boxes"
+        need = f"In a shard of WebDataset, {need}, .cls, .json or .txt"
+        yield f"{files[0].key} begins with {names}. {need}. Unpack an archive of a folder"
     elif files:
         yield f"{files[0].key} is no tar file, or is damaged. Write it again"
     elif packed := view.list_candidates(".tar.gz", ".tgz"):
@@ -224,14 +200,13 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
 def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
     """The base names of the first files in a tar file, each with the start of its content."""
     found = []
-    with view.open(file) as opened:
-        try:
-            with tarfile.open(fileobj=opened, mode="r:") as tar:
-                for member in itertools.islice(tar, _MAX_MEMBERS):
-                    if content := tar.extractfile(member) if member.isfile() else None:
-                        found.append(
-                            (posixpath.basename(member.name), content.read(_MAX_MEMBER_BYTES))
-                        )
-        except (tarfile.TarError, ValueError, OverflowError, RecursionError):
-            pass  # damaged from here on
+    with (
+        view.open(file) as opened,
+        contextlib.suppress(*_TAR_ERRORS),  # damaged from there on
+        tarfile.open(fileobj=opened, mode="r:") as tar,
+    ):
+        for member in itertools.islice(tar, _MAX_MEMBERS):
+            if content := tar.extractfile(member) if member.isfile() else None:
+                start = content.read(_MAX_MEMBER_BYTES)
+                found.append((posixpath.basename(member.name), start))
     return found

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader, read_raw
+from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
     FolderView,
@@ -34,6 +35,7 @@ from beam_jobs.sources.folder_view import (
     unless,
 )
 from beam_jobs.sources.parsing import (
+    check_size,
     decode_text,
     enclose,
     find_split,
@@ -42,6 +44,7 @@ from beam_jobs.sources.parsing import (
     iterate_path_ends,
     make_box,
     parse_number,
+    parse_utf8,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.stages.boxes import FRACTIONS
@@ -49,12 +52,11 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _CLASS_FILE = re.compile(
-    r"(.*[._-])?(class(es)?|names|labels)\.txt|.*\.(names|labels)", re.IGNORECASE
+    r"(.*[/._-])?(class(es)?|names|labels)\.txt|.*\.(names|labels)", re.I | re.S
 )
 _DARKNET_KEYS = {"train": "train", "valid": "val", "test": "test", "names": "names"}
 """Our keys by those of a `.data` file of Darknet."""
@@ -102,14 +104,18 @@ class _Description(NamedTuple):
         return self.lines.get(location) or self.lines.get(location[:1], 1)
 
     def make_error(self, message: str, *location: str | int) -> DataError:
-        return DataError(f"{self.name}:{self.find_line(*location)}: {message}")
+        key = f"{location[0]}: " if location else ""
+        return DataError(f"{self.name}:{self.find_line(*location)}: {key}{message}")
 
 
 def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry]:
     description = _read_description(files, source.data)
     names = _parse_names(description, files)
-    is_plain = _CLASS_FILE.fullmatch(posixpath.basename(source.data)) is not None
-    places = _find_lists(files, source.data) if is_plain else _find_places(description, files)
+    if _CLASS_FILE.fullmatch(source.data):
+        lists = _find_list_keys(files.by_key, source.data, files.read)
+        places = [_Place(key, False, split, f"{source.data}:1") for key, split in lists.items()]
+    else:
+        places = _find_places(description, files)
     by_label: dict[str, list[_Image]] = defaultdict(list)
     for image in _find_images(places, files, source, names):
         if image.boxes is None:
@@ -150,36 +156,27 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
         prefixes = {f"{posixpath.dirname(key)}/" for key in labels if "labels" in key.split("/")}
     _reject_unused_labels(tuple(prefixes), files, {*by_label, *others.values()})
     if labels and num_empty == len(labels):
-        raise DataError(
-            f"{files.listing.folder}: a detector needs boxes, found none: {num_empty} label files "
-            "are there, and all of them are empty. Export the annotations again."
-        )
+        fault = f"found none: {num_empty} label files are there, and all of them are empty"
+        place = f"{files.listing.folder}: a detector needs boxes"
+        raise DataError(f"{place}, {fault}. Export the annotations again.")
 
 
 def _find_images(
     places: Collection[_Place], files: SourceFiles, source: YoloSource, names: Mapping[int, str]
 ) -> Iterator[_Image]:
     """The images of all places, or without any all images, with the splits of their folders."""
-    for place in places:
-        if place.is_folder:
-            yield from _list_images(place, files)
-        else:
+    every = [*files.by_key, *files.unreadable]
+    splits = {} if places else find_splits_of_keys(filter(is_image_name, every))
+    for place in places or [_Place(".", True, None, source.data)]:
+        if not place.is_folder:
             yield from _read_list(place, files, source, names)
-    if not places:
-        keys = [key for key in (*files.by_key, *files.unreadable) if is_image_name(key)]
-        splits = find_splits_of_keys(keys)
-        for key in keys:
-            with files.entry(key, key):
-                if file := files.get(key):
-                    yield _Image(file, splits.get(key), source.data)
-
-
-def _list_images(place: _Place, files: SourceFiles) -> Iterator[_Image]:
-    for key in itertools.chain(files.by_key, files.unreadable):
-        if key.startswith(place.prefix) and not key.lower().endswith(_OTHER_SUFFIXES):
-            with files.entry(key, key):
-                if file := files.get(key):
-                    yield _Image(file, place.split, place.line)
+            continue
+        for key in every:
+            is_other = key.lower().endswith(_OTHER_SUFFIXES) if places else not is_image_name(key)
+            if key.startswith(place.prefix) and not is_other:
+                with files.entry(key, key):
+                    if file := files.get(key):
+                        yield _Image(file, splits.get(key, place.split), place.line)
 
 
 def _read_list(
@@ -193,9 +190,8 @@ def _read_list(
         if path:
             with files.entry(f"{place.key}:{number}") as entry:
                 if has_boxes and not is_image_name(path):
-                    raise Reject(
-                        "malformed", f"{path:.80} must be an image, then x1,y1,x2,y2,class"
-                    )
+                    detail = f"{path:.80} must be an image, then x1,y1,x2,y2,class"
+                    raise Reject("malformed", detail)
                 near = files.get(files.to_key(path, posixpath.dirname(place.key)))
                 file = near or files.find_image_anywhere(path, posixpath.dirname(source.data))
                 entry.key = file.key if has_boxes else None
@@ -220,12 +216,6 @@ def _read_first_line(content: bytes) -> str:
     return decode_text(content, "replace").lstrip().partition("\n")[0]
 
 
-def _find_lists(files: SourceFiles, name: str) -> tuple[_Place, ...]:
-    """The lists of images beside a file of classes, or in the folder of the source."""
-    found = _find_list_keys(files.by_key, name, files.read)
-    return tuple(_Place(key, False, split, f"{name}:1") for key, split in found.items())
-
-
 def _find_list_keys(
     keys: Iterable[str], name: str, read: Callable[[str], bytes]
 ) -> dict[str, str | None]:
@@ -248,8 +238,8 @@ def _find_list_keys(
 def _find_label_key(key: str, files: SourceFiles) -> str:
     """The key of an image's label file: in a folder `labels`, or else beside the image."""
     usual, beside = (f"{posixpath.splitext(path)[0]}.txt" for path in (_to_labels(key), key))
-    known = files.by_key.keys() | files.unreadable.keys() if usual != beside else ()
-    return beside if beside in known and usual not in known else usual
+    is_there = [path in files.by_key or path in files.unreadable for path in (usual, beside)]
+    return beside if is_there == [False, True] else usual
 
 
 def _match_other_names(
@@ -293,26 +283,24 @@ def _reject_unused_labels(
     prefixes: tuple[str, ...], files: SourceFiles, used: Collection[str]
 ) -> None:
     """Rejects label files without an image, unless they may be for images that no list names."""
-    for file in files.listing.files:
-        if (
-            file.key.startswith(prefixes)
-            and file.key.lower().endswith(".txt")
-            and file.key not in used
-            and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))  # some tools write it
-        ):
-            with files.entry(file.key, file.key):
+    for key in files.by_key:
+        is_label = key.startswith(prefixes) and key.lower().endswith(".txt") and key not in used
+        if is_label and not _CLASS_FILE.fullmatch(key):  # some tools write it there
+            with files.entry(key, key):
                 raise Reject("missing_image", "there is no image of this name")
 
 
 def _read_description(files: SourceFiles, name: str) -> _Description:
     text = files.read_text(name, "data", _MAX_BYTES)
-    if _CLASS_FILE.fullmatch(posixpath.basename(name)):
+    if _CLASS_FILE.fullmatch(name):
         return _parse_class_file(name, text)
     if name.endswith(".data"):
-        pairs = [line.partition("=") for line in text.splitlines()]
-        keys = [_DARKNET_KEYS.get(key.strip(), "") for key, _, _ in pairs]
-        values = {key: value.strip() for key, (_, _, value) in zip(keys, pairs, strict=True) if key}
-        return _Description(name, values, {(key,): n for n, key in enumerate(keys, start=1)})
+        values, lines = dict[str, Any](), dict[Location, int]()
+        for number, line in enumerate(text.splitlines(), start=1):
+            theirs, _, value = line.partition("=")
+            if key := _DARKNET_KEYS.get(theirs.strip()):
+                values[key], lines[key,] = value.strip(), number
+        return _Description(name, values, lines)
     try:
         reject_nesting(text)
         values, lines = read_yaml(text)
@@ -322,11 +310,8 @@ def _read_description(files: SourceFiles, name: str) -> _Description:
         raise DataError(f"{name}:1: must be a mapping with the keys train, val and names.")
     description = _Description(name, values, lines)
     if "kpt_shape" in values:
-        raise description.make_error(
-            "kpt_shape: key points are not supported. Remove the key, and the columns of the key "
-            "points from the label files.",
-            "kpt_shape",
-        )
+        cure = "Remove the key, and the columns of the key points from the label files."
+        raise description.make_error(f"key points are not supported. {cure}", "kpt_shape")
     return description
 
 
@@ -337,39 +322,37 @@ def _parse_class_file(name: str, text: str) -> _Description:
     return _Description(name, {"names": names}, lines)
 
 
-def _find_places(description: _Description, files: SourceFiles) -> tuple[_Place, ...]:
+def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
     values = description.values
     if not values.get("train"):
         raise description.make_error("the key train is missing. Add the folder of the images.")
     if not isinstance(path := values.get("path") or "", str):
-        raise description.make_error("path: must be text.", "path")
-    folders = _collect_folders(files.listing)
+        raise description.make_error("must be text.", "path")
+    slashes = ((key, slash) for key in files.by_key for slash in re.finditer("/", key))
+    folders = {".", *(key[: slash.start()] for key, slash in slashes)}
     places: dict[str, _Place] = {}
     for key, split in _SPLITS.items():
         entries = values.get(key) or []
         for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
             location = (key, index) if isinstance(entries, list) else (key,)
             if not isinstance(entry, str):
-                raise description.make_error(f"{key}: must be text, or a list of texts.", *location)
+                raise description.make_error("must be text, or a list of texts.", *location)
             candidates = list(_iterate_candidates(description, path, entry, files))
             found = next((c for c in candidates if c in folders or c in files.by_key), None)
             if found is None:
                 tried = ", ".join(candidate[:200] for candidate in candidates[:3])
                 tried += f" or {len(candidates) - 3} shorter paths" if len(candidates) > 3 else ""
-                raise description.make_error(
-                    f"{key}: there are no files in {files.listing.folder} under {tried}. "
-                    f"Correct the entry or path, or remove {key}.",
-                    *location,
-                )
+                fault = f"there are no files in {files.listing.folder} under {tried}"
+                cure = f"Correct the entry or path, or remove {key}."
+                raise description.make_error(f"{fault}. {cure}", *location)
             if other := places.get(found):
-                raise description.make_error(
-                    f"{key}: {found} is named in {other.line} already, and an image can be in "
-                    "one split only. Remove one of the entries.",
-                    *location,
+                fault = (
+                    f"{found} is named in {other.line} already, and an image can be in one split"
                 )
+                raise description.make_error(f"{fault} only. Remove one of the entries.", *location)
             line = f"{description.name}:{description.find_line(*location)}"
             places[found] = _Place(found, found in folders, split, line)
-    return tuple(places.values())
+    return [*places.values()]
 
 
 def _iterate_candidates(
@@ -389,17 +372,8 @@ def _iterate_candidates(
         if description.name.endswith(".data"):  # whose paths start at Darknet's own folder
             yield from map(files.to_key, entries)
     except Reject as reject:
-        raise description.make_error(f"{reject.detail}.", "path") from None
-
-
-def _collect_folders(listing: Listing) -> set[str]:
-    folders = {"."}
-    for file in listing.files:
-        folder = posixpath.dirname(file.key)
-        while folder and folder not in folders:
-            folders.add(folder)
-            folder = posixpath.dirname(folder)
-    return folders
+        place = f"{description.name}:{description.find_line('path')}"
+        raise DataError(f"{place}: {reject.detail}.") from None
 
 
 def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, str]:
@@ -410,50 +384,31 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
         place = f"data, {description.name}:{description.find_line('names')},"
         description = _parse_class_file(key, files.read_text(key, place, _MAX_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
-    if count is not None and (
-        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_CLASSES
-    ):
-        raise description.make_error("nc: must be the number of classes, at least 1.", "nc")
+    if count is not None and not (type(count) is int and 1 <= count <= _MAX_CLASSES):
+        raise description.make_error("must be the number of classes, at least 1.", "nc")
     if names is None and count is not None:
         return {number: f"class_{number}" for number in range(count)}
     if not names or not isinstance(names, (list, dict)):
-        raise description.make_error(
-            "names: must be a list of the classes, a mapping from numbers to classes, or the path "
-            "of a file with one class a line.",
-            "names",
-        )
+        kinds = "a list of the classes, a mapping from numbers to classes, or the path of a file"
+        raise description.make_error(f"must be {kinds} with one class a line.", "names")
     if count is not None and count != len(names):
-        raise description.make_error(f"nc: is {count}, but there are {len(names)} names.", "nc")
+        raise description.make_error(f"is {count}, but there are {len(names)} names.", "nc")
     found: dict[str, int] = {}
     for number, name in names.items() if isinstance(names, dict) else enumerate(names):
-        location = number if isinstance(names, list) else str(number)
+        location = "names", number if isinstance(names, list) else str(number)
         if not str(number).isdecimal() or isinstance(name, bool) or not isinstance(name, str | int):
-            raise description.make_error(
-                f"names: {str(number):.40}: {str(name):.40} is not a number with the name of a "
-                "class. Put the name in quotes.",
-                "names",
-                location,
-            )
+            fault = f"{str(number):.40}: {str(name):.40} is not a number with the name of a class"
+            raise description.make_error(f"{fault}. Put the name in quotes.", *location)
         if found.setdefault(str(name).strip(), int(number)) != int(number):
-            raise description.make_error(
-                f"names: two classes have the name {str(name):.40}. Rename one of them.",
-                "names",
-                location,
-            )
+            problem = f"two classes have the name {str(name):.40}. Rename one of them."
+            raise description.make_error(problem, *location)
     return {number: name for name, number in found.items()}
 
 
 def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
-    if len(content) > _MAX_LABEL_BYTES:
-        raise Reject(
-            "too_large", f"a label file of {len(content)} bytes, allowed are {_MAX_LABEL_BYTES}"
-        )
-    try:
-        lines = decode_text(content).splitlines()
-    except UnicodeDecodeError:
-        raise Reject("malformed", "the label file is not UTF-8") from None
+    check_size(len(content), _MAX_LABEL_BYTES, "a label file")
     boxes = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(parse_utf8(content, "the label file").splitlines(), start=1):
         if fields := line.split():
             try:
                 boxes.append(_parse_object(fields, names))
@@ -476,12 +431,9 @@ def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
         if not -_TOLERANCE <= value <= 1 + _TOLERANCE:
             detail = f"{text:.20} is not between 0 and 1. Divide x by the width and y by the height"
             raise Reject("box_outside", detail)
-    if len(coordinates) > 4:
-        corners = enclose(list(zip(coordinates[::2], coordinates[1::2], strict=True)))
-    else:
-        x, y, width, height = coordinates
-        corners = y - height / 2, x - width / 2, y + height / 2, x + width / 2
-    return make_box(corners, name)
+    if len(coordinates) == 4:
+        return make_box(to_corners(coordinates, "center_xywh"), name)
+    return make_box(enclose(list(zip(coordinates[::2], coordinates[1::2], strict=True))), name)
 
 
 def _parse_pixels(text: str, names: Mapping[int, str]) -> Box:
@@ -511,12 +463,12 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if all(key.search(start) for key in keys)
     ]
     stems = {posixpath.splitext(file.key)[0] for file in view.images}
+    texts = [file for file in view.files if file.key.endswith(".txt")]
     texts = [
         file
-        for file in view.files
-        if file.key.endswith(".txt")
-        and not _CLASS_FILE.fullmatch(posixpath.basename(file.key))
-        and ("labels" in file.key.split("/")[:-1] or file.key[: -len(".txt")] in stems)
+        for file in texts
+        if ("labels" in file.key.split("/")[:-1] or posixpath.splitext(file.key)[0] in stems)
+        and not _CLASS_FILE.fullmatch(file.key)
     ]
     starts = [decode_text(view.read_start(file), "replace") for file in texts[:MAX_CANDIDATES]]
     if not any(map(_YOLO_LINE.match, starts)):
@@ -544,7 +496,7 @@ def _recognise_class_file(
     most = max((int(float(row.split()[0])) for row in rows), default=0)
     found: dict[tuple[str, ...], str] = {}
     for file in view.list_candidates(".txt", ".names", ".labels"):
-        if _CLASS_FILE.fullmatch(posixpath.basename(file.key)):
+        if _CLASS_FILE.fullmatch(file.key):
             names = tuple(decode_text(view.read_start(file), "replace").strip().splitlines())
             if len(names) > most and not any(map(_is_listed_image, names)):
                 found.setdefault(names, file.key)
@@ -564,7 +516,5 @@ def _recognise_class_file(
         reason = f"{join_names(keys)} name different classes for {what}"
         yield Question(reason, [{"data": key} for key in keys], "yolo")
     elif not view.named_file:
-        yield (
-            f"{what}, but no file names the classes. Add a file classes.txt with one class a line, "
-            "in the order of their numbers"
-        )
+        cure = "Add a file classes.txt with one class a line, in the order of their numbers"
+        yield f"{what}, but no file names the classes. {cure}"

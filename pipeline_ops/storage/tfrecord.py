@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import itertools
 import os
-import struct
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
 
-FRAME_BYTES = 16
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 """The bytes of a record besides its data: eight for its length, four for each checksum."""
-_LENGTH = struct.Struct("<Q")
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4
 
 
 def frame_record(*parts: bytes) -> list[bytes]:
     """A record as it stands in the file, put together of parts."""
-    length = _LENGTH.pack(sum(map(len, parts)))
+    length = sum(map(len, parts)).to_bytes(8, "little")
     return [length + compute_masked_crc(length), *parts, compute_masked_crc(*parts)]
 
 
 def unframe_record(framed: bytes) -> bytes | None:
     """The data of one whole record. None if its length or a checksum is wrong."""
-    if len(framed) < FRAME_BYTES or _LENGTH.unpack_from(framed)[0] != len(framed) - FRAME_BYTES:
-        return None
-    data = framed[_HEADER_BYTES:-_FOOTER_BYTES]
-    head = compute_masked_crc(framed[: _LENGTH.size])
-    is_sound = framed[_LENGTH.size : _HEADER_BYTES] == head and framed[
-        -_FOOTER_BYTES:
-    ] == compute_masked_crc(data)
+    data = framed[HEADER_BYTES:-FOOTER_BYTES]
+    head, _, end = frame_record(data)
+    is_sound = len(framed) >= FRAME_BYTES and framed.startswith(head) and framed.endswith(end)
     return data if is_sound else None
 
 
@@ -49,10 +43,9 @@ def list_record_offsets(path: Path) -> array[int]:
         size = os.fstat(file.fileno()).st_size
         while offset < size:
             offsets.append(offset)
-            length = os.pread(file.fileno(), _LENGTH.size, offset)
-            if len(length) == _LENGTH.size:
-                offset += _LENGTH.unpack(length)[0] + FRAME_BYTES
-            if offset > size or len(length) < _LENGTH.size:
+            length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
+            offset += length + FRAME_BYTES
+            if offset > size:
                 raise ValueError(
                     f"{path} is truncated or not a TFRecord file: the record at byte "
                     f"{offsets[-1]} exceeds the end of the file."
@@ -79,4 +72,4 @@ def compute_masked_crc(*parts: bytes) -> bytes:
     crc = 0
     for part in parts:
         crc = google_crc32c.extend(crc, part)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

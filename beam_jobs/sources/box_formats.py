@@ -90,12 +90,16 @@ def _select(
     return [best] if is_only and faults[best] <= total / 4 else []
 
 
-def find_better(boxes: Sequence[SizedBox], usual: BoxFormat) -> tuple[BoxFormat, str] | None:
+def find_better(
+    boxes: Sequence[SizedBox], usual: BoxFormat, max_slips: float = 1.0
+) -> tuple[BoxFormat, str] | None:
     """The format in which all boxes are right, with the words for it, if many are not in `usual`.
 
-    `usual` is the one that the file's own format has.
+    `usual` is the one that the file's own format has. `max_slips` is the share of boxes that may
+    leave their images by more than rounding, and not by far.
     """
-    if _count_faults(boxes, usual, _BOUND) <= _MANY_FAULTS * len(boxes):
+    is_far = _count_faults(boxes, usual, _BOUND) > _MANY_FAULTS * len(boxes)
+    if not is_far and _count_faults(boxes, usual, _ROUNDING) <= max_slips * len(boxes):
         return None
     for name in USUAL_FORMATS:
         if not _count_faults(boxes, name, _BOUND):

@@ -122,10 +122,15 @@ def _is_box(value: Any) -> bool:
     )
 
 
+def is_missing(value: Any) -> bool:
+    """Returns whether a cell is empty, or has a word of Pandas or a database for that."""
+    return value is None or str(value).strip().lower() in ("", "nan", "none", "null", "<na>")
+
+
 def read_columns(row: Row, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """The boxes of a row: one of plain columns, or several of columns of lists. Raises Reject."""
     values = [find_field(row, name) for name in columns]
-    if all(value in (None, "") or str(value).lower() == "nan" for value in values):
+    if all(map(is_missing, values)):
         return []
     lists = [value if isinstance(value, list) else [value] for value in values]
     if len({*map(len, lists)}) > 1:
@@ -194,7 +199,8 @@ class Columns:
             if values and None not in map(parse_numbers, values):
                 boxes = [parse_numbers(find_field(row, name)) or [] for row in rows]
                 return self._judge(Meaning("detection", boxes=name), boxes, (), f"column {name}")
-        given = tuple(self._chosen.get("corners") or ())
+        given = self._chosen.get("corners")
+        given = tuple(map(str, given)) if isinstance(given, list) else ()
         by_name = {_PREFIX.sub("", _normalise(name)): name for name in reversed(self._names)}
         by_name |= {name: name for name in given}
         for names, formats in {given: USUAL_FORMATS, **_CORNER_SETS}.items():
@@ -307,7 +313,7 @@ class Columns:
         if "task" not in self._chosen and (len(numbers) > 3 or shapes):
             choices: list[dict[str, Any]] = [{"task": "classification"}]
             if len(numbers) > 3:
-                choices.append({"task": "detection", "corners": f"[{','.join(numbers[:4])}]"})
+                choices.append({"task": "detection", "corners": numbers[:4]})
             elif all(parse_numbers(find_field(row, shapes[0])) is not None for row in self._rows):
                 choices.append({"task": "detection", self._boxes_key: shapes[0]})
             names = join_names([*numbers, *shapes])

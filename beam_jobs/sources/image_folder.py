@@ -173,6 +173,12 @@ def get_folders(key: str) -> _Folders:
 
 
 _MASK = re.compile(r"(.+?)[ _-](masks?|seg|segmentation|gt|label|annotation)([ _-]?\d+)?", re.I)
+_PARTS = frozenset(
+    ("images", "imgs", "img", "photos", "pictures", "jpegimages", "masks", "mask", "trimaps")
+    + ("annotations", "labels", "segmentations", "segmentation", "ground_truth", "gt", "depth")
+)
+_COPIES = 0.8
+"""Share of the images in several folders whose names are in all of them."""
 _ANNOTATIONS = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt", ".xml", ".yaml", ".yml")
 
 
@@ -203,6 +209,10 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         else:
             yield problem
         return
+    if not given and (doubt := _find_doubt(layout, keys, listing.files)):
+        choices = [{"class_folder": keys.get("class_folder", "outer")}]
+        yield doubt if is_annotated else Question(doubt, choices, "image_folder")
+        return
     if masks := _find_masks(listing.files):
         yield f"{count(len(masks), 'image')} such as {masks[0]} are masks of others. Move them away"
         return
@@ -230,6 +240,35 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         note = f"{count(len(others), 'file')} not used: {join_names(others, 3)}"
         is_certain = not is_annotated and (bool(given) or "outer" not in keys.values())
         yield SourceMatch("image_folder", reason, keys, below, is_certain, [note] if others else ())
+
+
+def _find_doubt(layout: FolderLayout, keys: Mapping[str, str], files: Iterable[RawFile]) -> str:
+    """Says why the outer folders may be something else than they seem, "" if there is no doubt."""
+    paths = defaultdict[str, set[str]](set)
+    for file in filter(lambda file: is_image_name(file.key), files):
+        outer, _, rest = file.key.partition("/")
+        paths[outer].add(rest)
+    names = join_names(sorted(paths))
+    if len(paths) > 1 and all(name.lower() in _PARTS for name in paths):
+        return (
+            f"the folders {names} are named as parts of a data set and not as classes. Name the "
+            "classes in a CSV file (docs/data-sources.md), or say that these are classes"
+        )
+    if layout.splits or keys.get("class_folder") != "inner":
+        return ""
+    if splits := [name for name in sorted(paths) if find_split(name)]:
+        return (
+            f"of the folders {names} around the classes, {join_names(splits)} is named as a split, "
+            "and the others are not. Rename them to train, val and test, or say that none is one"
+        )
+    shared, every = set.intersection(*paths.values()), set.union(*paths.values())
+    if len(shared) > _COPIES * len(every):
+        return (
+            f"the folders {names} hold images of the same names, as copies of the same pictures "
+            f"do. Name one of them, such as {min(paths)}, instead of this folder, or say that all "
+            "are to be used"
+        )
+    return ""
 
 
 def _find_masks(files: Iterable[RawFile]) -> list[str]:

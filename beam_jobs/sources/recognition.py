@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from beam_jobs.sources import CATALOGUE
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
@@ -128,9 +130,15 @@ def make_question_error(place: str, question: Question, given: Mapping[str, Any]
     for choice in question.choices:
         words = ["trainyard", "init", place, "--type", question.type]
         for key, value in {**given, **choice}.items():
-            words += ["--source", f"{key}={value}"]
+            words += ["--source", f"{key}={_to_yaml(value)}"]
         lines.append(f"  {shlex.join(words)}")
     return DataError("\n".join(lines))
+
+
+def _to_yaml(value: Any) -> str:
+    """The value as YAML in one line, in quotes where it would be read as something else."""
+    is_plain = isinstance(value, str) and yaml.safe_load(f"{{a: {value}}}") == {"a": value}
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def _recognise_other_tools(view: FolderView) -> Iterator[str]:

@@ -16,6 +16,7 @@ from beam_jobs.sources.columns import (
     Meaning,
     Row,
     find_field,
+    is_missing,
     parse_numbers,
     read_columns,
 )
@@ -267,7 +268,7 @@ def _match_tables(
 ) -> SourceMatch:
     first, corners = parts[0][0], list(meaning.corners)
     columns = {"path": first.path, "label": meaning.label, **meaning.others, "boxes": meaning.boxes}
-    if meaning.box_format == "xyxy" and corners:
+    if meaning.box_format == "xyxy" and corners and "corners" not in view.chosen:
         columns |= zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
         corners = []
     columns = {ours: theirs for ours, theirs in columns.items() if theirs and ours != theirs}
@@ -304,7 +305,7 @@ def read_corners(reader: ManifestReader, fields: Row) -> list[Box]:
     """The boxes of a row of a CSV file with the usual columns, of which all may be empty."""
     if reader.source.corners or "boxes" in reader.source.columns:
         return reader.read_boxes(fields)
-    if not any(fields.get(name) for name in (*CORNERS, "label")):
+    if all(is_missing(fields.get(name)) for name in (*CORNERS, "label")):
         return []
     single = reader.source.single_class
     return [parse_box({**fields, "label": single} if single else fields)]

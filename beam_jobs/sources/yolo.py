@@ -24,9 +24,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader, read_raw
-from beam_jobs.sources.box_formats import to_corners
+from beam_jobs.sources.box_formats import SizedBox, find_better, to_corners
 from beam_jobs.sources.folder_view import (
-    MAX_CANDIDATES,
     FolderView,
     Question,
     SourceMatch,
@@ -449,6 +448,12 @@ def _find_name(text: str, names: Mapping[int, str]) -> str:
     return names[int(number)]
 
 
+_MAX_LABEL_FILES = 100
+"""Number of label files that the recogniser reads."""
+_MAX_SLIPS = 0.15
+"""Share of boxes that may leave their images a little, as boxes in another format do."""
+_MIN_POINTED = 5
+"""The number of lines from which on it is no chance that all points lie in a first box."""
 _YOLO_LINE = re.compile(r"\s*\d{1,6}(\.0*)?(\s+[-+.\deE]+){4,}\s*(\r?\n|$)")
 _YAML_KEYS = (re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val)\s*:", re.M))
 _DATA_KEYS = (re.compile(rb"^\s*names\s*=", re.M), re.compile(rb"^\s*train\s*=", re.M))
@@ -470,9 +475,12 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if ("labels" in file.key.split("/")[:-1] or posixpath.splitext(file.key)[0] in stems)
         and not _CLASS_FILE.fullmatch(file.key)
     ]
-    starts = [decode_text(view.read_start(file), "replace") for file in texts[:MAX_CANDIDATES]]
+    starts = [decode_text(view.read_start(file), "replace") for file in texts[:_MAX_LABEL_FILES]]
     if not any(map(_YOLO_LINE.match, starts)):
         texts = []  # they hold no boxes
+    elif fault := _find_other_meaning(starts):
+        yield f"{texts[0].key} and other label files: {fault}"
+        return
     labels = Counter(posixpath.dirname(file.key) for file in texts)
     for file in descriptions:
         below, name = posixpath.split(file.key)
@@ -485,6 +493,25 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         yield SourceMatch("yolo", reason, keys, below, is_certain=number > 0)
     if not descriptions:
         yield from _recognise_class_file(view, labels, starts)
+
+
+def _find_other_meaning(starts: Iterable[str]) -> str:
+    """Says what the numbers in some label files are if they are no boxes or polygons of YOLO."""
+    boxes, points = list[SizedBox](), list[bool]()
+    for text in starts:
+        for line in filter(_YOLO_LINE.fullmatch, text.splitlines()):
+            x, y, width, height, *rest = map(float, line.split()[1:])
+            if not rest:
+                boxes.append(((x, y, width, height), FRACTIONS))
+            elif len(rest) % 2 == 0:
+                pairs = zip(rest[::2], rest[1::2], strict=True)
+                is_inside = [2 * abs(a - x) <= width and 2 * abs(b - y) <= height for a, b in pairs]
+                points.append(all(is_inside))
+    if len(points) >= _MIN_POINTED and all(points):
+        cure = "Remove the columns from the sixth on"
+        return f"each line has a box, and then points in it, as key points are. {cure}"
+    better = find_better(boxes, "center_xywh", _MAX_SLIPS)
+    return f"{better[1]}. YOLO has center, width, height. Convert them" if better else ""
 
 
 def _recognise_class_file(

@@ -40,6 +40,16 @@ def describe_counts(labels: Mapping[str, Mapping[str, int]], boxes: Mapping[str,
     return sentences
 
 
+def describe_doubles(doubles: Mapping[str, int], boxes: Mapping[str, int]) -> list[str]:
+    """`doubles` are boxes by split that nearly equal another one of their class and image."""
+    if not sum(doubles.values()):
+        return []
+    number = _count(doubles, boxes, "box nearly equals", "boxes nearly equal")
+    return [
+        f"{number} another one of its class and image{_list(doubles, boxes)}, as one drawn twice"
+    ]
+
+
 def explain_crowds(number: int, what: str = "") -> str:
     """Says why there is nothing to learn from, with the cure."""
     return (

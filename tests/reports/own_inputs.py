@@ -580,3 +580,87 @@ def k15_yolo_names(out):
 
     data = "train: train/images\nval: valid/images\nnames: [cat, Cat, dog]\n"
     write_yolo(out, change, TWO, data)
+
+
+# Found later: 1 and 2 once more, and 5, 8 and 10
+
+
+def _write_lines(out: Path, make: Callable[[Box], str]) -> None:
+    """YOLO data whose lines have other numbers behind the class."""
+
+    def change(number, rows, boxes):
+        return [f"{row.split()[0]} {make(box)}" for row, box in zip(rows, boxes, strict=True)]
+
+    write_yolo(out, change)
+
+
+def _join(numbers: Sequence[float]) -> str:
+    return " ".join(f"{value:.5f}" for value in in_fractions(tuple(numbers)))
+
+
+@case
+def k02_yolo_corners(out):
+    _write_lines(out, lambda box: _join(box.corners))
+
+
+@case
+def k02_yolo_upper_left(out):
+    _write_lines(out, lambda box: _join(box.xywh))
+
+
+@case
+def k02_yolo_key_points(out):
+    """Ultralytics' pose without kpt_shape."""
+
+    def make(box: Box) -> str:
+        x, y, width, height = box.xywh
+        points = ((x + a * width, y + b * height) for a, b in ((0.2, 0.3), (0.5, 0.5), (0.7, 0.9)))
+        pairs = (f"{x / WIDTH:.5f} {y / HEIGHT:.5f}" for x, y in points)
+        return f"{_join(box.centre)} {' '.join(pairs)}"
+
+    _write_lines(out, make)
+
+
+@case
+def k02_boxes_of_halves(out):
+    """The pictures were enlarged after they were annotated."""
+    rows = make_box_rows(
+        out, lambda i, box: (png(i), *(value // 2 for value in box.corners), box.label)
+    )
+    write_table(out / "boxes.csv", ("filename", "xmin", "ymin", "xmax", "ymax", "class"), rows)
+
+
+@case
+def k01_numbered_columns(out):
+    rows = make_box_rows(out, lambda i, box: (png(i), box.label, *box.corners))
+    write_table(out / "boxes.csv", ("path", "label", "1", "2", "3", "4"), rows)
+
+
+@case
+def k01_masks(out):
+    """Pictures and masks of the same names."""
+    for number in range(30):
+        save(draw_blob(number, "cat"), out / "images" / png(number))
+        save(Image.new("L", (48, 48)), out / "masks" / png(number))
+
+
+@case
+def k01_copies(out):
+    """PlantVillage: the same pictures in colour and in grey, in folders around the classes."""
+    for folder in ("color", "grayscale"):
+        write_classes(out / folder)
+
+
+@case
+def k08_misspelt(out):
+    write_classes(out / "trian", 20)
+    write_classes(out / "test", 10, start=20)
+
+
+@case
+def k10_words_for_nothing(out):
+    """Pandas writes nan for the cells of a picture without objects."""
+    rows = make_box_rows(
+        out, lambda i, box: (png(i), *(["nan"] * 5 if i % 4 == 0 else [*box.corners, box.label]))
+    )
+    write_table(out / "boxes.csv", ("filename", "xmin", "ymin", "xmax", "ymax", "class"), rows)

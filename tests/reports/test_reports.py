@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from reports import inputs, own_inputs
+from reports.drawing import in_fractions
+from reports.formats import write_yolo
 from reports.reading import read_case
 
 HERE = Path(__file__).parent
@@ -57,3 +59,18 @@ def test_the_data_of_any_report_are_right_or_refused_with_a_reason(name, tmp_pat
 
 def test_the_table_has_a_row_for_each_input():
     assert {*TABLE} == {*CASES}
+
+
+def test_boxes_that_are_nearly_the_same_are_told(tmp_path, capsys):
+    def draw_again(number, rows, boxes):
+        near = (box._replace(x0=box.x0 + 1) for box in boxes)
+        numbers = (" ".join(map(str, in_fractions(box.centre))) for box in near)
+        return [
+            *rows,
+            *(f"{row.split()[0]} {each}" for row, each in zip(rows, numbers, strict=True)),
+        ]
+
+    write_yolo(tmp_path / "data", draw_again)
+    result = read_case(tmp_path / "data", tmp_path / "first.yaml", capsys)
+    said = "64 of 128 boxes nearly equal another one of its class and image (train 40 of 80,"
+    assert said in result.output

@@ -43,7 +43,7 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 
 if TYPE_CHECKING:
-    from beam_jobs.sources.folder_view import FolderView, SourceMatch
+    from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
     from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _MAX_REJECTS_SHOWN = 10
@@ -52,6 +52,7 @@ _MIN_TEST_IMAGES = 20
 _GENERIC_NAMES = ("data", "dataset", "images", "img")
 _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
+_SOURCES_WITH_UNITS = ("csv", "jsonl", "parquet", "webdataset")
 _MAX_NAME_LENGTH = 63
 _MAX_CLASSES_SHOWN = 20
 _DUMP_OPTIONS: dict[str, Any] = {"allow_unicode": True, "sort_keys": False, "width": math.inf}
@@ -109,7 +110,7 @@ def init(arguments: argparse.Namespace) -> int:
     images. Reads names, annotations and a sample of the images. Writes one YAML file
     with a comment for each key. Overwrites no existing file without --force.
     """
-    from beam_jobs.sources.folder_view import Question, count, view_folder
+    from beam_jobs.sources.folder_view import view_folder
     from beam_jobs.sources.recognition import list_recognisers, make_question_error, recognise
     from beam_jobs.sources.tfrecord import find_class_order
 
@@ -132,14 +133,7 @@ def init(arguments: argparse.Namespace) -> int:
     path = _make_config_path(folder, arguments.path, output)
     source = {"type": match.type, "path": path, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view, output)
-    if data.num_unclear:
-        text = (
-            f"{count(data.num_unclear, 'image')} of {data.total:,} are turned by EXIF, and the "
-            "annotations do not tell whether their boxes were drawn on the turned picture "
-            "(upright, as most tools show it) or on the stored one"
-        )
-        choices = [{"boxes.drawn_on": each} for each in ("upright", "stored")]
-        question = Question(text, choices, match.type)
+    if question := _find_question(match, data, chosen):
         raise make_question_error(str(arguments.path), question, view.chosen)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
@@ -185,6 +179,26 @@ def init(arguments: argparse.Namespace) -> int:
     print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
     return 0
+
+
+def _find_question(
+    match: SourceMatch, data: DataSummary, chosen: Mapping[str, Any]
+) -> Question | None:
+    """A doubt about the pictures that boxes are for."""
+    from beam_jobs.sources.folder_view import Question, count
+
+    if data.num_unclear:
+        text = (
+            f"{count(data.num_unclear, 'image')} of {data.total:,} are turned by EXIF, and the "
+            "annotations do not tell whether their boxes were drawn on the turned picture "
+            "(upright, as most tools show it) or on the stored one"
+        )
+        choices = [{"boxes.drawn_on": each} for each in ("upright", "stored")]
+        return Question(text, choices, match.type)
+    has_units = match.type in _SOURCES_WITH_UNITS and "units" not in chosen
+    if has_units and (text := data.sample.describe_corner()):
+        return Question(f"{text}, or say that they are right", [{"units": "pixels"}], match.type)
+    return None
 
 
 def _render_config(reason: str, data: DataSummary, **values: Any) -> str:

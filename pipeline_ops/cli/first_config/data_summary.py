@@ -12,7 +12,7 @@ import itertools
 import posixpath
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -53,6 +53,8 @@ _MAX_ORIENTED = 50_000
 _MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
 _STRATIFIED_BELOW = 1000
+_MIN_BOXES, _CORNER = 20, 0.6
+"""From this number of boxes on, it is no chance that all lie in this part of their images."""
 _CURE = "Add training images of it, or take it out of the data."
 _SPLITS = (Split(train=0.8, validation=0.1, test=0.1), Split(train=0.6, validation=0.2, test=0.2))
 
@@ -62,9 +64,10 @@ class DecodedSample:
     """Some images after `decode`.
 
     `sizes` are heights and widths in pixels. `box_sides` are the shorter sides of the boxes, as
-    fractions of the longer side of their image. `num_rejected` is the expected number in the whole
-    data set. `decode_seconds` is the mean time of an image. `bits` is the number of bits that files
-    of 16 bits use, or 16 if there are none.
+    fractions of the longer side of their image, and `box_ends` are their different lower right
+    corners, as fractions of the height and the width. `num_rejected` is the expected number in the
+    whole data set. `decode_seconds` is the mean time of an image. `bits` is the number of bits that
+    files of 16 bits use, or 16 if there are none.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -74,6 +77,18 @@ class DecodedSample:
     num_rejected: int
     decode_seconds: float = 0.0
     bits: int = 16
+    box_ends: Collection[tuple[float, float]] = ()
+
+    def describe_corner(self) -> str:
+        """Says that all boxes lie near the upper left corner of their images, else ""."""
+        if len(self.box_ends) < _MIN_BOXES or max(map(max, self.box_ends)) > _CORNER:
+            return ""
+        down, right = map(max, zip(*self.box_ends, strict=True))
+        return (
+            f"all {len(self.box_sides):,} boxes tried lie in the upper left {down:.0%} (height) by "
+            f"{right:.0%} (width) of their images, as boxes in percent or for smaller pictures do. "
+            "Convert such boxes to pixels of the images that are here"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +233,7 @@ def _shuffle(records: Sequence[Record]) -> list[Record]:
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
     """Decodes some images. Files that do not look like images are tried by themselves."""
     sizes: list[tuple[int, int]] = []
-    sides: list[float] = []
+    sides, ends = list[float](), set[tuple[float, float]]()
     rejected: list[RejectedRecord] = []
     num_rejected, is_grey, bits = 0.0, True, 0
     started = time.perf_counter()
@@ -235,7 +250,9 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
                 continue
             height, width, _ = example.shape
             sizes.append((height, width))
-            sides += [box.shorter_side / max(height, width) for box in example.boxes or ()]
+            for box in example.boxes or ():
+                sides.append(box.shorter_side / max(height, width))
+                ends.add((box.ymax / height, box.xmax / width))
             is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
             bits = max(bits, count_bits(example.encoded))
         num_rejected += (len(rejected) - before) * len(group) / max(1, len(tried))
@@ -253,6 +270,7 @@ def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) 
         round(num_rejected * factor),
         (time.perf_counter() - started) / (len(sizes) + len(rejected)),
         max(bits, 8) if bits else 16,
+        ends,
     )
 
 

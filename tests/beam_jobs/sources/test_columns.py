@@ -6,7 +6,6 @@ import json
 import random
 
 import pytest
-import yaml
 from PIL import Image
 
 from beam_jobs.sources.box_formats import judge_formats, to_corners
@@ -234,8 +233,7 @@ def test_columns_that_may_be_boxes_are_no_silent_classification(more, key):
     assert found.choices[0] == {"task": "classification"}
     assert [key in choice for choice in found.choices[1:]] == ([True] if key else [])
     for choice in found.choices[1:]:
-        columns = {name: yaml.safe_load(value) for name, value in choice.items()}
-        assert mean(table, **columns, box_format="xyxy").task == "detection"
+        assert mean(table, **choice, box_format="xyxy").task == "detection"
     answered = mean(table, task="classification")
     assert answered.label == "label" and "columns that are not used: name" in answered.notes[-1]
 

@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from beam_jobs.sources import CATALOGUE
 from beam_jobs.sources.folder_view import (
     MAX_CANDIDATES,
@@ -29,8 +27,9 @@ from beam_jobs.sources.folder_view import (
     count,
 )
 from beam_jobs.sources.parsing import decode_text
+from pipeline_ops.config.reading import parse_value
 from pipeline_ops.config.sources import ENTRY_POINT_GROUP
-from pipeline_ops.errors import DataError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 
 Recogniser = Callable[[FolderView], Iterator[SourceMatch | Question | str]]
@@ -137,7 +136,10 @@ def make_question_error(place: str, question: Question, given: Mapping[str, Any]
 
 def _to_yaml(value: Any) -> str:
     """The value as YAML in one line, in quotes where it would be read as something else."""
-    is_plain = isinstance(value, str) and yaml.safe_load(f"{{a: {value}}}") == {"a": value}
+    try:
+        is_plain = isinstance(value, str) and parse_value(value) == value
+    except ConfigError:
+        is_plain = False
     return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 

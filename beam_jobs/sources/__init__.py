@@ -6,7 +6,7 @@ No source keeps the bytes of an image.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,7 @@ from beam_jobs.sources import (
     webdataset,
     yolo,
 )
-from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
-from beam_jobs.sources.source import SourceEntry, SourceFiles, SourceRecords
+from beam_jobs.sources.source import SourceFiles, SourceRecords
 from beam_jobs.sources.user_source import read_user_records
 from beam_jobs.stages import BoundStage, bind_stages, check_data, map_class_names
 from pipeline_ops.config.model_catalogue import Task
@@ -46,69 +45,41 @@ from pipeline_ops.raw_data.remote import RemoteFolder
 
 
 class CatalogueSource(NamedTuple):
-    """A reader, its recogniser for `trainyard init`, and what a folder must have for it."""
+    """A module with `read_entries`, and what a folder must have for it.
 
-    read_entries: Callable[[SourceFiles, Any], Iterable[SourceEntry]]
-    recognise: Callable[[FolderView], Iterator[SourceMatch | Question | str]] | None
+    The module has `recognise`, too, for `trainyard init`, unless `needs` is empty.
+    """
+
+    module: Any
     needs: str
 
 
 CATALOGUE: Mapping[str, CatalogueSource] = {
     # The key is the `type` in the YAML and the name of the file.
     "image_folder": CatalogueSource(
-        image_folder.read_entries,
-        image_folder.recognise,
-        "a folder of images for each class, maybe below train and val",
+        image_folder, "a folder of images for each class, maybe below train and val"
     ),
-    "voc": CatalogueSource(
-        voc.read_entries, voc.recognise, "images, and XML files of Pascal VOC with the same names"
-    ),
+    "voc": CatalogueSource(voc, "images, and XML files of Pascal VOC with the same names"),
     "coco": CatalogueSource(
-        coco.read_entries,
-        coco.recognise,
-        "a JSON file with images, categories and annotations, and the images",
+        coco, "a JSON file with images, categories and annotations, and the images"
     ),
     "yolo": CatalogueSource(
-        yolo.read_entries,
-        yolo.recognise,
-        "a data.yaml, obj.data or classes.txt, and a text file of boxes for each image",
+        yolo, "a data.yaml, obj.data or classes.txt, and a text file of boxes for each image"
     ),
     "csv": CatalogueSource(
-        csv.read_entries,
-        csv.recognise,
-        "a CSV file with a column of images and one of classes, maybe with boxes",
+        csv, "a CSV file with a column of images and one of classes, maybe with boxes"
     ),
-    "jsonl": CatalogueSource(
-        jsonl.read_entries,
-        jsonl.recognise,
-        'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}',
-    ),
-    "tfrecord": CatalogueSource(
-        tfrecord.read_entries,
-        tfrecord.recognise,
-        "TFRecord files with image/encoded and labels or boxes",
-    ),
-    "parquet": CatalogueSource(parquet.read_entries, parquet.recognise, "Parquet files"),
-    "webdataset": CatalogueSource(
-        webdataset.read_entries,
-        webdataset.recognise,
-        "tar files in which a name has an image and a label",
-    ),
+    "jsonl": CatalogueSource(jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
+    "tfrecord": CatalogueSource(tfrecord, "TFRecord files with image/encoded and labels or boxes"),
+    "parquet": CatalogueSource(parquet, "Parquet files"),
+    "webdataset": CatalogueSource(webdataset, "tar files in which a name has an image and a label"),
     "label_studio": CatalogueSource(
-        label_studio.read_entries,
-        label_studio.recognise,
-        "the JSON export of Label Studio, and the images",
+        label_studio, "the JSON export of Label Studio, and the images"
     ),
-    "cvat": CatalogueSource(
-        cvat.read_entries, cvat.recognise, 'the XML export "CVAT for images", and the images'
-    ),
-    "labelme": CatalogueSource(
-        labelme.read_entries, labelme.recognise, "a JSON file of LabelMe for each image"
-    ),
-    "via": CatalogueSource(
-        via.read_entries, via.recognise, "JSON or CSV of VGG Image Annotator, and the images"
-    ),
-    "tfds": CatalogueSource(tfds.read_entries, None, ""),
+    "cvat": CatalogueSource(cvat, 'the XML export "CVAT for images", and the images'),
+    "labelme": CatalogueSource(labelme, "a JSON file of LabelMe for each image"),
+    "via": CatalogueSource(via, "JSON or CSV of VGG Image Annotator, and the images"),
+    "tfds": CatalogueSource(tfds, ""),
 }
 
 
@@ -165,9 +136,10 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
             f"preprocess.source.path in {config_file}."
             + (f" The most similar URI is {similar}." if similar else "")
         )
-    if isinstance(config.source, ImageFolderSource):
-        has_groups = config.split.group_by is not None
-        image_folder.validate_layout(config.source, listing, has_groups)
+    source = config.source
+    read = source.input_source if isinstance(source, BeamSource) else source
+    if isinstance(read, ImageFolderSource):
+        image_folder.validate_layout(read, listing, config.split.group_by is not None)
 
 
 def read_all_records(
@@ -186,4 +158,4 @@ def read_records(
     class_names = getattr(source, "class_names", None)
     boxes = boxes or getattr(source, "boxes", None) or BoxOptions()
     files = SourceFiles(listing, source.type, class_names, boxes=boxes)
-    return files.collect(CATALOGUE[source.type].read_entries(files, source))
+    return files.collect(CATALOGUE[source.type].module.read_entries(files, source))

@@ -65,7 +65,9 @@ def list_recognisers() -> dict[str, tuple[Recogniser, str]]:
     function `recognise`. Raises DataError if the module cannot be imported.
     """
     found: dict[str, tuple[Recogniser, str]] = {
-        name: (entry.recognise, entry.needs) for name, entry in CATALOGUE.items() if entry.recognise
+        name: (entry.module.recognise, entry.needs)
+        for name, entry in CATALOGUE.items()
+        if entry.needs
     }
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:

@@ -36,11 +36,10 @@ def prepare(builder: str, folder: Path) -> None:
     data_dir = folder.parent
     # Our own folder. TensorFlow Datasets' has a random name, and a killed process leaves it behind.
     staging = data_dir / f".{folder.name}.download"
+    lock, work = staging.with_suffix(".lock"), f"the download of {folder}"
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(
-            staging.with_suffix(".lock"), f"the download of {folder}", _WAIT_SECONDS
-        ):
+        with exclusive_lock(lock, work, _WAIT_SECONDS):
             if make_builder(builder, data_dir).is_prepared():
                 return
             remove_own_folder(staging)
@@ -57,14 +56,12 @@ def prepare(builder: str, folder: Path) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, (OSError, tfds.download.DownloadError)):
             raise MachineError(
-                f"{builder} cannot be downloaded into {data_dir}: {reason}. Without a network, "
-                f"prepare it on another host with file_format='tfrecord', and copy {folder.name}/ "
-                f"from its data_dir to {folder}."
+                f"{builder} cannot be downloaded into {data_dir}: {reason}",
+                "Without a network, prepare it on another host with file_format='tfrecord', and "
+                f"copy {folder.name}/ from its data_dir to {folder}.",
             ) from error
-        raise DataError(
-            f"{builder} cannot be prepared in {data_dir}: {reason}. Correct "
-            "preprocess.source.builder or its code."
-        ) from error
+        fault = f"{builder} cannot be prepared in {data_dir}: {reason}"
+        raise DataError(fault, "Correct preprocess.source.builder or its code.") from error
 
 
 def _publish(staging: Path, version: Path, data_dir: Path) -> None:

@@ -17,15 +17,9 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from beam_jobs import exchange as messages
 from beam_jobs.engine_job import EngineJob
-from beam_jobs.exchange import (
-    Exchange,
-    PlanProgress,
-    Results,
-    ShardTask,
-    StoppedByDriver,
-    digest_plans,
-)
+from beam_jobs.exchange import Exchange, ShardTask
 from beam_jobs.graph import BuildShard, build_graph
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import find_stage
@@ -50,6 +44,7 @@ _SILENT_SECONDS = 25
 """The time without an image after which the log says where to look. Beam does not tell the engine
 of a pool whose workers end at their start."""
 _CHECK_SECONDS = 30
+_Build = Callable[[beam.Pipeline], object]
 _log = logging.getLogger("beam_jobs.engine")
 
 
@@ -69,7 +64,7 @@ class BuildShardOnEngine(BuildShard):
     def setup(self) -> None:
         """Raises the error of a store that cannot be reached, which only the engine can pass on."""
         self._worker = PlanWorker(self._spec, self._exchange, is_repeated=True)
-        with contextlib.suppress(StoppedByDriver), wait_at_most(_STORE_SECONDS):
+        with contextlib.suppress(messages.StoppedByDriver), wait_at_most(_STORE_SECONDS):
             self._exchange.check_stop()  # whether it is stopped, `work` asks again
         self._fault = _find_fault(self._request)
 
@@ -104,17 +99,12 @@ def _add_versions(request: Request) -> Request:
     return request.model_copy(update={"code_digest": digest_code(), "fingerprint": compared})
 
 
-class CheckWorker(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
+def check_worker(name: str, exchange: Exchange, request: Request) -> None:
     """Leaves the fault of this worker in the store, which it must be able to write."""
-
-    def __init__(self, exchange: Exchange, request: Request):
-        self._exchange, self._request = exchange, request
-
-    def process(self, name: str) -> None:
-        with wait_at_most(_STORE_SECONDS):
-            self._exchange.write_progress(name, PlanProgress(done=0, rejected=0))
-        if fault := _find_fault(self._request):
-            self._exchange.write_error(name, fault)
+    with wait_at_most(_STORE_SECONDS):
+        exchange.write_progress(name, messages.PlanProgress(done=0, rejected=0))
+    if fault := _find_fault(request):
+        exchange.write_error(name, fault)
 
 
 def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> None:
@@ -124,7 +114,7 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
     Raises the error of a worker that cannot, or MachineError if none says anything for 30 seconds.
     """
     engine_job = EngineJob(runner, f"trainyard-{exchange.folder.name}")
-    check = beam.ParDo(CheckWorker(exchange, _add_versions(request)))
+    check = beam.Map(check_worker, exchange, _add_versions(request))
     silent_at = time.monotonic() + _CHECK_SECONDS
     with contextlib.ExitStack() as ending:
         ending.callback(exchange.folder.remove_tree)
@@ -156,7 +146,7 @@ def build_shards_on_engine(
     report: Callable[[int, int], None],
 ) -> list[Summary]:
     """Builds all shards on an engine, or follows the job there that does. See `build_shards`."""
-    results = Results(exchange, plans, spec.summary)
+    results = messages.Results(exchange, plans, spec.summary)
 
     def build(pipeline: beam.Pipeline) -> None:
         do_fn = BuildShardOnEngine(spec, exchange, _add_versions(job.request))
@@ -168,26 +158,25 @@ def build_shards_on_engine(
         return done
 
     report(0, 0)
-    _follow(job, runner, exchange, digest_plans(plans), build, look)
+    _follow(job, runner, exchange, messages.digest_plans(plans), build, look)
     report(*results.read_progress())
     return results.collect()
 
 
 def make_run_on_engine(
     job: Job, runner: BeamRunner, exchange: Exchange, report: Callable[[int], None]
-) -> Callable[[Callable[[beam.Pipeline], object]], None]:
-    """Runs the pipelines of a transform on an engine. See `transform.make_run_here`."""
+) -> tuple[Callable[[_Build], None], Callable[[], ConfigError | None]]:
+    """Runs the pipeline of a transform on an engine. See `transform.make_run_here`.
+
+    The second function tells a worker whether it has the code and the packages of the request.
+    """
 
     def look() -> int:
         report(done := exchange.count_done())
         return done
 
-    return lambda build: _follow(job, runner, exchange, "", build, look)
-
-
-def make_fault_finder(request: Request) -> Callable[[], ConfigError | None]:
-    """Tells a worker whether it has the code and the packages of a request."""
-    return functools.partial(_find_fault, _add_versions(request))
+    find_fault = functools.partial(_find_fault, _add_versions(job.request))
+    return lambda build: _follow(job, runner, exchange, "", build, look), find_fault
 
 
 def _follow(
@@ -195,7 +184,7 @@ def _follow(
     runner: BeamRunner,
     exchange: Exchange,
     digest: str,
-    build: Callable[[beam.Pipeline], object],
+    build: _Build,
     look: Callable[[], int],
 ) -> None:
     """Starts a job on the engine, or finds that of an earlier try, and returns when it is over.

@@ -96,11 +96,9 @@ class Flink:
         found = self._ask("/overview", _Overview)
         if found.free >= needed:
             return ""
-        return (
-            f"Flink at {self.address} has {found.total} slots, {found.free} of them free. The job "
-            f"waits for {needed}. Start TaskManagers, or lower "
-            "preprocess.runner.options.parallelism."
-        )
+        fault = f"Flink at {self.address} has {found.total} slots, {found.free} of them free"
+        cure = "Start TaskManagers, or lower preprocess.runner.options.parallelism."
+        return f"{fault}. The job waits for {needed}. {cure}"
 
     def _ask(self, path: str, model: type[_Answer], method: str = "GET") -> _Answer:
         request = urllib.request.Request(self.address + path, method=method)  # noqa: S310  (http)
@@ -108,11 +106,9 @@ class Flink:
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
                 return model.model_validate_json(answer.read(_MAX_BYTES) or b"{}")
         except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is another answer
-            raise MachineError(
-                "preprocess.runner.rest_address: Flink's REST API does not answer at "
-                f"{self.address}: {error!s:.200}",
-                "Start Flink, or correct the address.",
-            ) from error
+            fault = f"Flink's REST API does not answer at {self.address}: {error!s:.200}"
+            cure = "Start Flink, or correct the address."
+            raise MachineError(f"preprocess.runner.rest_address: {fault}", cure) from error
 
 
 class _EngineRunner(portable_runner.PortableRunner):  # type: ignore[misc]
@@ -153,8 +149,7 @@ class EngineJob:
         """Starts the job, which `build` fills, unless one of an earlier try is running."""
         self._result = self._find_result()
         if self._flink:
-            jobs = self._flink.find_jobs(self._name)
-            self._past = {job.id for job in jobs if job.has_ended}
+            self._past = {job.id for job in self._flink.find_jobs(self._name) if job.has_ended}
         if self._is_running():
             self.has_begun = True
             _log.info("follows the job %s, which an earlier try has started", self._name)
@@ -188,11 +183,8 @@ class EngineJob:
 
     def find_failure(self) -> str:
         """The reason why Flink repeats a step, told once. "" if there is nothing new."""
-        text = self._read_flink_error()
-        if text == self._told:
-            return ""
-        self._told = text
-        return find_reason(text)
+        before, self._told = self._told, self._read_flink_error()
+        return find_reason(self._told) if self._told != before else ""
 
     def _read_flink_error(self) -> str:
         job = self._find_on_flink()
@@ -255,9 +247,8 @@ class EngineJob:
         host, _, port = str(self._runner.endpoint).rpartition(":")
         try:  # Beam itself would wait for minutes without a line
             socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
-            service = beam_job_api_pb2_grpc.JobServiceStub(
-                grpc.insecure_channel(self._runner.endpoint)
-            )
+            channel = grpc.insecure_channel(self._runner.endpoint)
+            service = beam_job_api_pb2_grpc.JobServiceStub(channel)
             jobs = service.GetJobs(beam_job_api_pb2.GetJobsRequest(), timeout=_ANSWER_SECONDS)
         except (OSError, grpc.RpcError) as error:
             raise self._make_endpoint_error(error) from error
@@ -266,21 +257,15 @@ class EngineJob:
             if job.job_name == self._name and not PipelineState.is_terminal(to_state(job.state)):
                 messages = beam_job_api_pb2.JobMessagesRequest(job_id=job.job_id)
                 states = beam_job_api_pb2.GetJobStateRequest(job_id=job.job_id)
-                return portable_runner.PipelineResult(
-                    service,
-                    job.job_id,
-                    service.GetMessageStream(messages),
-                    service.GetStateStream(states),
-                )
+                streams = service.GetMessageStream(messages), service.GetStateStream(states)
+                return portable_runner.PipelineResult(service, job.job_id, *streams)
         return None
 
     def _make_endpoint_error(self, error: Exception) -> MachineError:
         details = error.details() if isinstance(error, grpc.Call) else str(error)
-        return MachineError(
-            "preprocess.runner.endpoint: Beam's job server does not answer at "
-            f"{self._runner.endpoint}: {details or type(error).__name__}",
-            "Start it, or correct the address.",
-        )
+        reason = f"{self._runner.endpoint}: {details or type(error).__name__}"
+        fault = f"preprocess.runner.endpoint: Beam's job server does not answer at {reason}"
+        return MachineError(fault, "Start it, or correct the address.")
 
     def _make_error(self) -> TrainyardError:
         text = self._read_flink_error()
@@ -290,19 +275,16 @@ class EngineJob:
             except (RuntimeError, grpc.RpcError) as error:
                 text = str(error)
         reason, pool = find_reason(text), self._runner.worker_pool
+        key = "preprocess.runner.worker_pool"
         if _MISSING_CODE.search(reason):
-            return ConfigError(
-                f"preprocess.runner.worker_pool: the workers of {pool} lack what the job needs: "
-                f"{reason}",
-                "Install the same version of Trainyard there, and the packages of your stages.",
-            )
+            fault = f"{key}: the workers of {pool} lack what the job needs: {reason}"
+            cure = "Install the same version of Trainyard there, and the packages of your stages."
+            return ConfigError(fault, cure)
         if reason.startswith(_CONFIG_ERROR):  # the access of the workers to the store
-            problem = reason.removeprefix(_CONFIG_ERROR)
-            return ConfigError(f"preprocess.runner.worker_pool: at {pool}, {problem}")
+            return ConfigError(f"{key}: at {pool}, {reason.removeprefix(_CONFIG_ERROR)}")
         place = self.find_page() or self._runner.endpoint or self._runner.name
-        return MachineError(
-            f"the job {self._name} has failed ({place}): {reason.rstrip('.')}", "Retry."
-        )
+        fault = f"the job {self._name} has failed ({place}): {reason.rstrip('.')}"
+        return MachineError(fault, "Retry.")
 
 
 def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
@@ -320,14 +302,12 @@ def create_pipeline(runner: BeamRunner, name: str) -> beam.Pipeline:
         beam_runner = _EngineRunner() if runner.has_job_server else create_runner("DataflowRunner")
         return beam.Pipeline(beam_runner, made)
     except SystemExit:  # Beam's argument parser exits after it has named the wrong option on stderr
-        raise ConfigError(
-            f"preprocess.runner.options: Beam does not accept {runner.options}. See the log."
-        ) from None
+        fault = f"preprocess.runner.options: Beam does not accept {runner.options}"
+        raise ConfigError(fault, "See the log.") from None
     except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"preprocess.runner: Beam cannot start {runner.name}: {error}",
-            "Correct the options, or install the packages of the runner.",
-        ) from None
+        fault = f"preprocess.runner: Beam cannot start {runner.name}: {error}"
+        cure = "Correct the options, or install the packages of the runner."
+        raise ConfigError(fault, cure) from None
 
 
 def find_reason(text: str) -> str:

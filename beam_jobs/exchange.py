@@ -40,6 +40,7 @@ _MAX_BYTES = 256 << 20
 _FOLDER_SECONDS, _BUCKET_SECONDS = 1.0, 5.0
 _STOP_SECONDS = 10
 """How long the signal to stop waits for a store that is away."""
+DISK_CURE = "Free disk space or repair the disk, then retry."
 _Message = TypeVar("_Message", bound=BaseModel)
 _PLAN = TypeAdapter(ShardPlan)
 _log = logging.getLogger(__name__)
@@ -123,8 +124,7 @@ class Exchange:
     def write_error(self, name: str, error: Exception) -> None:
         """Leaves an error for the driver, and stops all workers."""
         if isinstance(error, OSError):
-            cure = "Free disk space or repair the disk, then retry."
-            error = MachineError(f"{name}: {error}. {cure}")
+            error = MachineError(f"{name}: {error}", DISK_CURE)
         if not isinstance(error, TrainyardError):
             error = TrainyardError(f"{type(error).__name__} while building {name}: {error}")
         if error.exit_code is ExitCode.BUG:
@@ -218,17 +218,13 @@ class Results(Generic[Summary]):
             if entry and (name not in self._seen or self._seen[name][0] != entry.modified):
                 self._seen[name] = entry.modified, self._exchange.read(PlanProgress, file)
         working = [self._seen[name][1] for name in self._seen.keys() - self._found.keys()]
-        done = sum(self._sizes[name] for name in self._found)
+        done = sum(self._sizes[name] for name in self._found) + sum(each.done for each in working)
         rejected = sum(len(result.rejected) for result in self._found.values())
-        return (
-            done + sum(progress.done for progress in working),
-            rejected + sum(progress.rejected for progress in working),
-        )
+        return done, rejected + sum(each.rejected for each in working)
 
     def collect(self) -> list[Summary]:
         """All results, in the order of the plans, after the last call of `read_progress`."""
         if lost := [plan.name for plan in self._plans if plan.name not in self._found]:
-            raise MachineError(
-                f"the runner has ended without {lost[0]}. Check its log, then retry."
-            )
+            fault = f"the runner has ended without {lost[0]}"
+            raise MachineError(fault, "Check its log, then retry.")
         return [self._found[plan.name] for plan in self._plans]

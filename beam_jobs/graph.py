@@ -14,12 +14,12 @@ credentials, and serves any file of the host there.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 import apache_beam as beam
 from apache_beam import coders
@@ -27,10 +27,10 @@ from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.exchange import Exchange, Results, ShardTask
+from beam_jobs.exchange import DISK_CURE, Exchange, Results, ShardTask
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary, Summary
-from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, submit
+from beam_jobs.worker import BuildSpec, PlanCounts, PlanWorker, work_in_pool
 from pipeline_ops.errors import MachineError, TrainyardError
 
 _STOP_TIMEOUT_SECONDS = 5.0  # the time for finishing the current image
@@ -63,23 +63,20 @@ class BuildShardInProcesses(BuildShard):
     """Builds the shards of a bundle in the worker processes of this host."""
 
     def setup(self) -> None:
-        self._futures: dict[ShardTask, Future[PlanCounts | None]] = {}
+        self._tasks: list[ShardTask] = []
 
     def process(self, task: ShardTask) -> None:
-        self._futures[task] = submit(task)
+        self._tasks.append(task)
 
     def finish_bundle(self) -> None:
-        futures, self._futures = self._futures, {}
-        for task, future in futures.items():
-            try:
-                self._count(future.result())
-            except BrokenProcessPool:
-                error = MachineError(
-                    "a worker process died. The usual cause is lack of memory. "
-                    "Lower preprocess.runner.workers."
-                )
-                self._exchange.write_error(task.name, error)
-                return
+        tasks, self._tasks = self._tasks, []
+        try:
+            for counts in work_in_pool(tasks):
+                self._count(counts)
+        except BrokenProcessPool:
+            fault = "a worker process died. The usual cause is lack of memory"
+            error = MachineError(fault, "Lower preprocess.runner.workers.")
+            self._exchange.write_error(tasks[0].name, error)
 
 
 def build_graph(pipeline: beam.Pipeline, tasks: Sequence[ShardTask], do_fn: BuildShard) -> None:
@@ -108,16 +105,12 @@ def build_shards(
     report(0, 0)
     results = Results(exchange, plans, spec.summary)
     do_fn = (BuildShardInProcesses if num_processes > 1 else BuildShard)(spec, exchange)
-
-    def build(pipeline: beam.Pipeline) -> None:
-        build_graph(pipeline, tasks, do_fn)
-
+    build = partial(build_graph, tasks=tasks, do_fn=do_fn)
     if error := run_embedded(build, exchange, lambda: report(*results.read_progress())):
-        message = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        if not isinstance(error, OSError):
-            raise TrainyardError(f"Beam failed: {message}. See the log.") from error
-        cure = "Free disk space or repair the disk, then retry."
-        raise MachineError(f"Beam failed: {message}. {cure}") from error
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        is_disk = isinstance(error, OSError)
+        kind, cure = (MachineError, DISK_CURE) if is_disk else (TrainyardError, "See the log.")
+        raise kind(f"Beam failed: {reason}", cure) from error
     return results.collect()
 
 
@@ -126,40 +119,21 @@ def run_embedded(
 ) -> BaseException | None:
     """Runs the pipeline that `build` fills on this host. Returns the error of Beam, if any.
 
-    Beam runs in a thread of its own. The calling thread stays free for cancellation and for
-    `report`, which it calls until the end. Raises the error that a worker left in the exchange.
+    Beam runs in a daemon thread. The calling thread stays free for cancellation and for `report`,
+    which it calls until the end. If that raises, the work is stopped, and has 5 seconds to end: a
+    process that ends while the thread is inside OpenCV or gRPC aborts and loses its exit code.
+    Raises the error that a worker left in the exchange.
     """
     options = PipelineOptions([], direct_running_mode="in_memory", direct_num_workers=1)
-
-    def run() -> None:
-        logging.getLogger("apache_beam").setLevel(logging.WARNING)
-        with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
-            build(pipeline)
-
-    with _run_in_background(run, exchange.stop) as outcome:
-        while not wait([outcome], exchange.seconds).done:
-            report()
-    exchange.raise_error()
-    report()
-    return outcome.exception()
-
-
-@contextlib.contextmanager
-def _run_in_background(
-    work: Callable[[], None], stop: Callable[[], None]
-) -> Iterator[Future[None]]:
-    """Works in a daemon thread. Leaving the block early stops the work and waits up to 5 seconds.
-
-    A process that ends while such a thread is inside OpenCV or gRPC aborts and loses its exit code.
-    The wait prevents that.
-    """
     # Not Thread.join: in Python 3.11, a signal handler that raises inside it makes a living thread
     # count as dead. Not a pool: Python waits for its threads without a limit.
     outcome: Future[None] = Future()
 
     def run() -> None:
+        logging.getLogger("apache_beam").setLevel(logging.WARNING)
         try:
-            work()
+            with beam.Pipeline(FnApiRunner(), options=options) as pipeline:
+                build(pipeline)
         except BaseException as error:  # passed to the waiting thread
             outcome.set_exception(error)
         else:
@@ -167,8 +141,12 @@ def _run_in_background(
 
     threading.Thread(target=run, name="beam", daemon=True).start()
     try:
-        yield outcome
+        while not wait([outcome], exchange.seconds).done:
+            report()
     finally:
         if not outcome.done():
-            stop()
+            exchange.stop()
             wait([outcome], _STOP_TIMEOUT_SECONDS)
+    exchange.raise_error()
+    report()
+    return outcome.exception()

@@ -23,19 +23,9 @@ from beam_jobs.planning.splits import explain_from_shards
 from beam_jobs.sources import SourceData, read_source_data
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import check_stages, describe_stages
-from beam_jobs.statistics.dataset import (
-    add_remarks,
-    collect_statistics,
-    find_duplicates,
-)
-from beam_jobs.statistics.summary import (
-    ShardSummary,
-    Summary,
-    check_shapes,
-    compute_class_weights,
-    compute_figures,
-    count_labels,
-)
+from beam_jobs.statistics import summary
+from beam_jobs.statistics.dataset import add_remarks, collect_statistics, find_duplicates
+from beam_jobs.statistics.summary import ShardSummary, Summary
 from beam_jobs.validation import try_stages, validate_model, validate_plan
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.artifacts import dataset
@@ -86,9 +76,9 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     unchanged = generations.take_over(delta, previous, draft)
     built = _build_shards(job, config, source, delta.shards, draft)
     summaries = [*unchanged, *built]
-    check_shapes(summaries, job.request.config_file)
+    summary.check_shapes(summaries, job.request.config_file)
     rejected = quarantine.collect_rejected(source, decision, summaries, draft)
-    figures = compute_figures(summaries, source.class_names, rejected, source.task)
+    figures = summary.compute_figures(summaries, source.class_names, rejected, source.task)
     figures = figures.model_copy(update=delta.figures | {"stages": describe_stages(config)})
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     statistics = collect_statistics(summaries, figures, copies)
@@ -99,8 +89,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
     with describe.keep_page_of_refused_data(job, draft.folder):
         quarantine.check_rejects(rejected, source, decision, config.rejects, job)
-        explain_empty = explain_from_shards(decision.by_split, rejected, summaries)
-        labels, names = count_labels(summaries), source.class_names
+        explain_empty = partial(explain_from_shards, decision.by_split, rejected, summaries)
+        labels, names = summary.count_labels(summaries), source.class_names
         check_labels(labels, names, str(source.folder), source.task, explain_empty)
         describe.check_comparison(comparison, config, job.request.config_file)
     entries = generations.build_index_entries(delta, built, decision.quarantined, hashes)
@@ -140,7 +130,7 @@ def _build_shards(
         Path(job.request.config_file),
     )
     built = _run_beam(job, config, plans, spec, "preprocess")
-    draft.stored = [file for summary in built for file in summary.files]
+    draft.stored = [file for shard in built for file in shard.files]
     draft.remove_others()
     return built
 
@@ -164,15 +154,14 @@ def _read_transformed(
         job.progress.report("transform", number, None, "entries")
 
     with hide_modules(()):  # the transform may need any of them
-        from beam_jobs.transform import make_run_here, read_transformed
+        from beam_jobs import transform
     if config.runner.name == "embedded":
-        run = make_run_here(exchange, report)
-        return read_transformed(source, listing, config_file, exchange, run)
-    from beam_jobs.engine import make_fault_finder, make_run_on_engine
+        run = transform.make_run_here(exchange, report)
+        return transform.read_transformed(source, listing, config_file, exchange, run)
+    from beam_jobs.engine import make_run_on_engine
 
-    run = make_run_on_engine(job, config.runner, exchange, report)
-    find_fault = make_fault_finder(job.request)
-    return read_transformed(source, listing, config_file, exchange, run, find_fault)
+    on_engine = make_run_on_engine(job, config.runner, exchange, report)
+    return transform.read_transformed(source, listing, config_file, exchange, *on_engine)
 
 
 def _find_layout(job: Job) -> Layout:
@@ -193,11 +182,7 @@ def _hash_images(
 
 
 def _run_beam(
-    job: Job,
-    config: Preprocess,
-    plans: Sequence[ShardPlan],
-    spec: BuildSpec[Summary],
-    phase: str,
+    job: Job, config: Preprocess, plans: Sequence[ShardPlan], spec: BuildSpec[Summary], phase: str
 ) -> list[Summary]:
     if not plans:  # only removals, which need no Beam
         return []
@@ -226,8 +211,7 @@ def _write_figures(
     write_json(draft.folder / dataset.STAGES, draft.figures["stages"])
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":
-        write_json(
-            draft.folder / dataset.CLASS_WEIGHTS, compute_class_weights(figures.labels["train"])
-        )
+        weights = summary.compute_class_weights(figures.labels["train"])
+        write_json(draft.folder / dataset.CLASS_WEIGHTS, weights)
     counts = ", ".join(f"{count} {split}" for split, count in figures.num_examples.items())
     _log.info("%s; %d rejected", counts, figures.num_rejected)

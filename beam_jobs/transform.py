@@ -28,6 +28,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
@@ -87,10 +88,10 @@ def read_transformed(
         given = read_records(source.input_source, listing, source.boxes)
     with bind_source(source, config_file) as bound:
         if not (exchange.folder / _NAMES).exists():
-            run(_Graph(bound, str(listing.folder), given, exchange, find_fault))
+            run(partial(_build_graph, bound, str(listing.folder), given, exchange, find_fault))
         names = exchange.read(_Names, _NAMES).names
         stored = _list_images(exchange.folder / _ENTRIES, names)
-        read = _StoredEntries(exchange.folder / _ENTRIES, names, stored, bound.name)
+        read = partial(_read_entries, exchange.folder / _ENTRIES, names, stored, bound.name)
         listing = stored if stored.files else listing
         found = collect_entries(bound._replace(function=read), listing)
     if given is None:
@@ -129,55 +130,45 @@ def _explain(error: BaseException) -> TrainyardError:
     cause = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "apache_beam" not in frame.filename] or frames
-    text = (
-        f"preprocess.source.transform failed in {own[-1].filename}:{own[-1].lineno}: "
-        f"{type(cause).__name__}: {cause}"
-    )
+    place, kind = f"{own[-1].filename}:{own[-1].lineno}", type(cause).__name__
+    text = f"preprocess.source.transform failed in {place}: {kind}: {cause}"
     return MachineError(f"{text}. Retry.") if isinstance(cause, OSError) else SourceFailed(text)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Graph:
-    """The pipeline of a transform on a folder, or on the records of another source."""
-
-    bound: BoundSource
-    folder: str
-    given: SourceRecords | None
-    exchange: Exchange
-    find_fault: FindFault
-
-    def __call__(self, pipeline: beam.Pipeline) -> None:
-        self.exchange.clear()
-        entries: Any = pipeline
-        if self.given:
-            file = self.exchange.folder / _INPUT
-            entries = (
-                pipeline
-                | "Parts of the input" >> beam.Create(_write_input(self.given.records, file))
-                | "Spread the input" >> beam.Reshuffle()
-                | "Read entries" >> beam.FlatMap(_read_part, file)
-            )
-        made = entries | "Transform" >> self._make_transform()
-        if not isinstance(made, beam.PCollection):
-            raise self._make_error(f"yields a {type(made).__name__} and no PCollection of entries")
-        store = StoreEntries(self.exchange, self.bound.name, self.find_fault)
-        _ = (
-            made
-            | "Store entries" >> beam.ParDo(store)
-            | "List the files" >> beam.combiners.ToList()
-            | "Store the list" >> beam.Map(_write_names, self.exchange.folder / _NAMES)
+def _build_graph(
+    bound: BoundSource,
+    folder: str,
+    given: SourceRecords | None,
+    exchange: Exchange,
+    find_fault: FindFault,
+    pipeline: beam.Pipeline,
+) -> None:
+    """Adds a transform on a folder, or on the records of another source."""
+    exchange.clear()
+    entries: Any = pipeline
+    if given:
+        file = exchange.folder / _INPUT
+        entries = (
+            pipeline
+            | "Parts of the input" >> beam.Create(_write_input(given.records, file))
+            | "Spread the input" >> beam.Reshuffle()
+            | "Read entries" >> beam.FlatMap(_read_part, file)
         )
-
-    def _make_transform(self) -> beam.PTransform:
-        make: Any = self.bound.function
-        has_parameters = len(inspect.signature(make).parameters) > 1
-        made = make(self.folder, self.bound.parameters) if has_parameters else make(self.folder)
-        if not isinstance(made, beam.PTransform):
-            raise self._make_error(f"is a {type(made).__name__} and no PTransform of Beam")
-        return made
-
-    def _make_error(self, fault: str) -> ConfigError:
-        return ConfigError(f"preprocess.source.transform: {self.bound.name} {fault}.")
+    make: Any = bound.function
+    has_parameters = len(inspect.signature(make).parameters) > 1
+    transform = make(folder, bound.parameters) if has_parameters else make(folder)
+    name = f"preprocess.source.transform: {bound.name}"
+    if not isinstance(transform, beam.PTransform):
+        raise ConfigError(f"{name} is a {type(transform).__name__} and no PTransform of Beam.")
+    made = entries | "Transform" >> transform
+    if not isinstance(made, beam.PCollection):
+        raise ConfigError(f"{name} yields a {type(made).__name__} and no PCollection of entries.")
+    _ = (
+        made
+        | "Store entries" >> beam.ParDo(StoreEntries(exchange, bound.name, find_fault))
+        | "List the files" >> beam.combiners.ToList()
+        | "Store the list" >> beam.Map(_write_names, exchange.folder / _NAMES)
+    )
 
 
 def _write_names(names: list[str], file: StorePath) -> None:
@@ -208,10 +199,8 @@ class StoreEntries(beam.DoFn):  # type: ignore[misc]  # Beam is skipped by mypy
     def process(self, entry: Any) -> None:
         with self._leave_errors():
             if not isinstance(entry, SourceEntry):
-                raise SourceFailed(
-                    f"the transform {self._transform} yielded a {type(entry).__name__}. It must "
-                    "yield a SourceEntry."
-                )
+                fault = f"the transform {self._transform} yielded a {type(entry).__name__}"
+                raise SourceFailed(fault, "It must yield a SourceEntry.")
             image = None
             if (encoded := entry.encoded) is not None:
                 self._images = self._images or [self._create("images")]
@@ -243,9 +232,7 @@ def _to_line(entry: SourceEntry, image: tuple[int, int, int] | None = None) -> b
     if isinstance(entry.path, Raw):
         values["path"] = _RAW.dump_python(entry.path)
     if entry.boxes is not None:
-        values["boxes"] = [
-            dataclasses.asdict(box) if isinstance(box, Box) else box for box in entry.boxes
-        ]
+        values["boxes"] = [vars(box) if isinstance(box, Box) else box for box in entry.boxes]
     try:
         return json.dumps(values | {"encoded": image}, default=_to_plain).encode() + b"\n"
     except (TypeError, ValueError) as error:
@@ -284,15 +271,9 @@ def _write_input(records: Iterable[Record], file: StorePath) -> Sequence[tuple[i
     with file.open_for_writing() as opened:
         for number, record in enumerate(records, start=1):
             frame = record.frame or BoxFrame()
-            entry = SourceEntry(
-                record.file,
-                record.label if record.boxes is None else None,
-                record.boxes,
-                record.split,
-                record.group,
-                frame.size,
-                drawn_on=frame.drawn_on,
-            )
+            label = record.label if record.boxes is None else None
+            given = record.split, record.group, frame.size
+            entry = SourceEntry(record.file, label, record.boxes, *given, drawn_on=frame.drawn_on)
             position += opened.write(_to_line(entry))
             if number % _PART_ENTRIES == 0:
                 parts.append((start, position - start))
@@ -310,35 +291,26 @@ def _list_images(folder: StorePath, names: Iterable[str]) -> Listing:
     if not folder.is_local:
         bucket = RemoteFolder(str(folder))
         return Listing(bucket, tuple(file for file in bucket.list_files() if file.key in wanted))
-    found = sorted(path for path in folder.local.glob("*.images") if path.name in wanted)
-    stats = [path.stat() for path in found]
-    files = [
-        RawFile(path.name, stat.st_size, digest=0, version=to_file_version(stat))
-        for path, stat in zip(found, stats, strict=True)
-    ]
+    files = []
+    for path in sorted(path for path in folder.local.glob("*.images") if path.name in wanted):
+        stat = path.stat()
+        files.append(RawFile(path.name, stat.st_size, digest=0, version=to_file_version(stat)))
     return Listing(folder.local, tuple(files))
 
 
-@dataclasses.dataclass(frozen=True)
-class _StoredEntries:
+def _read_entries(
+    folder: StorePath, names: Sequence[str], listing: Listing, transform: str, *_: object
+) -> Iterator[SourceEntry]:
     """Reads the result of a transform, like the function of a source."""
-
-    folder: StorePath
-    names: Sequence[str]
-    images: Listing
-    transform: str
-
-    def __call__(self, *_: object) -> Iterator[SourceEntry]:
-        images = {file.key: file for file in self.images.files}
-        files = [self.folder / f"{name}.jsonl" for name in self.names]
-        contents = map_requests(lambda file: b"".join(file.read_blocks()), files)
-        for name, content in zip(self.names, contents, strict=True):
-            own = images.get(f"{name}.images")
-            for line in content.splitlines():
-                entry = _parse_line(line, own)
-                if images and (own is None or getattr(entry.path, "container", None) is not own):
-                    raise SourceFailed(
-                        f"the transform {self.transform} gave the bytes of some images, and not "
-                        f"of {entry.path!r:.80}. Give those of all, or of none."
-                    )
-                yield entry
+    images = {file.key: file for file in listing.files}
+    files = [folder / f"{name}.jsonl" for name in names]
+    contents = map_requests(lambda file: b"".join(file.read_blocks()), files)
+    for name, content in zip(names, contents, strict=True):
+        own = images.get(f"{name}.images")
+        for line in content.splitlines():
+            entry = _parse_line(line, own)
+            if images and (own is None or getattr(entry.path, "container", None) is not own):
+                fault = f"gave the bytes of some images, and not of {entry.path!r:.80}"
+                cure = "Give those of all, or of none."
+                raise SourceFailed(f"the transform {transform} {fault}", cure)
+            yield entry

@@ -12,40 +12,23 @@ import dataclasses
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from beam_jobs.io.raw import read_raw
+from beam_jobs.planning import plan
 from beam_jobs.planning.duplicates import CollectionDecision
-from beam_jobs.planning.plan import (
-    Record,
-    check_labels,
-    count_planned_crowds,
-    count_planned_labels,
-    shuffle,
-)
 from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
-from beam_jobs.stages import (
-    BUILT_IN,
-    BoundStage,
-    map_class_names,
-    raise_problems,
-    run_stages,
-)
+from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.model_check import (
-    PlannedTraining,
-    StageTrial,
-    StageTrials,
-    requires_process,
-    try_served_stages,
-    validate_training,
-)
+from pipeline_ops.jobs import model_check
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50
@@ -58,16 +41,11 @@ def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDe
     """Raises DataError if a split or a class has no example left after the stages."""
     labels, crowds = (
         {split: _map_counts(source, each) for split, each in count(decision.by_split).items()}
-        for count in (count_planned_labels, count_planned_crowds)
+        for count in (plan.count_planned_labels, plan.count_planned_crowds)
     )
-    check_labels(
-        labels,
-        source.class_names,
-        str(source.folder),
-        source.task,
-        explain_from_plan(source.found.records, decision.by_split, config.split),
-        crowds=crowds,
-    )
+    explain = partial(explain_from_plan, source.found.records, decision.by_split, config.split)
+    names, place = source.class_names, str(source.folder)
+    plan.check_labels(labels, names, place, source.task, explain, crowds=crowds)
 
 
 def _map_counts(source: SourceData, counts: Mapping[str, int]) -> Counter[str]:
@@ -90,50 +68,50 @@ def try_stages(
     own = [each for each in source.stages if each.stage.serve and each.name not in BUILT_IN]
     if not training or any(stage.served for stage in config.stages):
         own = []
-    if not own and all(stage.unserved_in is None for stage in source.stages[1:]):
+    wrapped = [*own, *(each for each in source.stages if each.unserved_in)]
+    if not wrapped:
         return
     with tempfile.TemporaryDirectory(prefix="stage-trial-") as folder:
-        served = _ServedTrials(own, config.stages, Path(folder))
-        rest = (_TriedStage.wrap(stage, served) for stage in source.stages[1:])
-        stages = [source.stages[0], *rest]
+        trials = _Trials(config.stages, Path(folder))
+        stages = [
+            _TriedStage(**vars(each), trials=trials) if each in wrapped else each
+            for each in source.stages
+        ]
         tried: Counter[str] = Counter()
-        for record in shuffle(source.found.records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
+        for record in plan.shuffle(source.found.records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
             suffix = PurePosixPath(record.key).suffix.lower()
             is_new = suffix not in tried and len(tried) < _MAX_SUFFIXES
             if is_new or 0 < tried[suffix] < _IMAGES_OF_SUFFIX:
                 example = record.to_example(read_raw(record.file, source.folder), "test")
                 with contextlib.suppress(Rejected):
                     tried[suffix] += bool(run_stages(stages, example, Counter()))
-        if training and served.trials:
-            served.check(training, config_file)
+        if training and trials.kept:
+            trials.check(training, config_file)
 
 
 @dataclasses.dataclass
-class _ServedTrials:
+class _Trials:
     """Keeps what stages made of images, for the process that tries their `serve`."""
 
-    stages: Sequence[BoundStage]
     configs: Sequence[StageConfig]
     folder: Path
-    trials: list[StageTrial] = dataclasses.field(default_factory=list)
+    kept: list[model_check.StageTrial] = dataclasses.field(default_factory=list)
 
     def keep(self, stage: BoundStage, before: Example, after: Sequence[Example]) -> None:
         import numpy as np
 
-        file = self.folder / f"{len(self.trials)}.npz"
-        images: dict[str, Any] = {f"after_{index}": each.image for index, each in enumerate(after)}
+        file = self.folder / f"{len(self.kept)}.npz"
+        arrays: dict[str, Any] = {f"after_{index}": each.image for index, each in enumerate(after)}
         boxes = _list_kept_boxes(before, after[0])
-        np.savez(
-            file,
-            before=before.image,
-            boxes_before=[_scale(one, before.shape) for one, _ in boxes],
-            boxes_after=[_scale(other, after[0].shape) for _, other in boxes],
-            **images,
-        )
-        self.trials.append(
-            StageTrial(
+        arrays["before"] = before.image
+        arrays["boxes_before"] = [_scale(one, before.shape) for one, _ in boxes]
+        arrays["boxes_after"] = [_scale(other, after[0].shape) for _, other in boxes]
+        np.savez(file, **arrays)
+        parameters = self.configs[stage.position].model_dump(mode="json")["parameters"]
+        self.kept.append(
+            model_check.StageTrial(
                 name=stage.name,
-                parameters=self.configs[stage.position].model_dump(mode="json")["parameters"],
+                parameters=parameters,
                 position=stage.position,
                 key=before.key,
                 arrays=str(file),
@@ -141,13 +119,12 @@ class _ServedTrials:
         )
 
     def check(self, training: PlannedTraining, config_file: Path) -> None:
-        if found := try_served_stages(training, StageTrials(trials=self.trials)):
+        trials = model_check.StageTrials(trials=self.kept)
+        if found := model_check.try_served_stages(training, trials):
             position, fault = found
-            [name] = {each.name for each in self.trials if each.position == position}
+            place = ("preprocess", "stages", position, self.configs[position].name)
             cure = "Correct it, or write `served: by_client` beside the name of the stage"
-            raise_problems(
-                [(("preprocess", "stages", position, name), f"{fault}. {cure}.")], config_file
-            )
+            raise_problems([(place, f"{fault}. {cure}.")], config_file)
 
 
 def _list_kept_boxes(before: Example, after: Example) -> list[tuple[Box, Box]]:
@@ -167,24 +144,17 @@ def _scale(box: Box, shape: Sequence[int]) -> list[float]:
     return [box.ymin / height, box.xmin / width, box.ymax / height, box.xmax / width]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _TriedStage(BoundStage):
     """A stage that works on a copy of the pixels, so that what it writes into them is a change."""
 
-    served: _ServedTrials
-
-    @classmethod
-    def wrap(cls, stage: BoundStage, served: _ServedTrials) -> BoundStage:
-        if not stage.unserved_in and stage not in served.stages:
-            return stage
-        tried = cls(**vars(stage))
-        object.__setattr__(tried, "served", served)
-        return tried
+    trials: _Trials
 
     def __call__(self, example: Example) -> list[Example]:
         results = super().__call__(example.replace(pixels=example.image.copy()))
         self.check_pixels(example, results)
         if self.unserved_in is None and results:
-            self.served.keep(self, example, results)
+            self.trials.keep(self, example, results)
         return results
 
 
@@ -197,25 +167,22 @@ def validate_model(
         training.check_max_boxes(fullest.key, len(fullest.boxes or ()))
     size = find_image_size(config.stages)
     shape: tuple[int, int, int] | None
-    if size and not requires_process(Train.model_validate(training.train)):
+    if size and not model_check.requires_process(Train.model_validate(training.train)):
         shape = (*size[:2], 1)  # only height and width count
     else:
         shape = sample_image_shape(source.found.records, source.stages, source.folder)
     if shape:
-        num_classes = len(source.class_names)
-        validate_training(training, source.task, shape, num_classes, layout.checked_models)
+        sizes = shape, len(source.class_names)
+        model_check.validate_training(training, source.task, *sizes, layout.checked_models)
 
 
 def sample_image_shape(
-    records: Iterable[Record], stages: Sequence[BoundStage], folder: RawFolder
+    records: Iterable[plan.Record], stages: Sequence[BoundStage], folder: RawFolder
 ) -> tuple[int, int, int] | None:
     """Height, width and channels of the first image that the stages keep, if one of 50 is kept."""
-    for record in shuffle(records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
+    for record in plan.shuffle(records, b"trial", 0)[:_MAX_TRIED_IMAGES]:
         example = record.to_example(read_raw(record.file, folder))
-        try:
-            finished = run_stages(stages, example, Counter())
-        except Rejected:
-            continue
-        if finished:
-            return finished[0].shape
+        with contextlib.suppress(Rejected):
+            if finished := run_stages(stages, example, Counter()):
+                return finished[0].shape
     return None

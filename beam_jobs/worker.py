@@ -13,12 +13,11 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -107,15 +106,13 @@ def compute_num_processes(runner: BeamRunner, plans: Sequence[ShardPlan]) -> int
         return 1
     if runner.workers:
         return min(runner.workers, len(plans))
-    size = sum(
-        record.file.num_bytes + _BYTES_PER_RECORD for plan in plans for record in plan.records
-    )
-    return min(count_cores(), len(plans), math.ceil(size / _BYTES_PER_PROCESS))
+    sizes = (one.file.num_bytes + _BYTES_PER_RECORD for plan in plans for one in plan.records)
+    return min(count_cores(), len(plans), math.ceil(sum(sizes) / _BYTES_PER_PROCESS))
 
 
 _MALLOC_SETTINGS = {
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": f"{64 << 20}",
+    "MALLOC_MMAP_THRESHOLD_": f"{32 << 20}",
 }
 """Lets glibc keep the memory of an image for the next one. This saves a quarter of the time of an
 image that is only passed through."""
@@ -141,7 +138,7 @@ def open_pool(
     os.environ.update(_MALLOC_SETTINGS | os.environ)
     context = multiprocessing.get_context("spawn")
     _pool = ProcessPoolExecutor(num_processes, context, _start_process, (spec, exchange))
-    with contextlib.suppress(BrokenProcessPool):  # `submit` finds it out, too
+    with contextlib.suppress(BrokenProcessPool):  # `work_in_pool` finds it out, too
         for _ in range(num_processes):  # a process starts with a task that finds no other one free
             _pool.submit(os.getpid)
     try:
@@ -152,25 +149,16 @@ def open_pool(
     _pool.shutdown()
 
 
-def submit(task: ShardTask) -> Future[PlanCounts | None]:
-    """Gives a task to the pool. The future has the error of a pool whose process has died."""
-    try:
-        return _pool.submit(_work_in_process, task)
-    except BrokenProcessPool as error:
-        broken: Future[PlanCounts | None] = Future()
-        broken.set_exception(error)
-        return broken
+def work_in_pool(tasks: Iterable[ShardTask]) -> Iterator[PlanCounts | None]:
+    """Works on tasks in the pool. Raises BrokenProcessPool if one of its processes has died."""
+    return _pool.map(_work_in_process, tasks)
 
 
 def _start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _worker = PlanWorker(spec, exchange)
     gc.freeze()  # what is imported stays, so it need not be searched for garbage
 

@@ -48,14 +48,11 @@ def serialise(example: Example, labels: Mapping[str, int]) -> tuple[bytes, bytes
 
 def pack(features: Mapping[str, bytes | int | Sequence[bytes]]) -> bytes:
     """The bytes of a record with a value, or a list of bytes, for each feature."""
-    packed = _pack_features(
-        {
-            name: ("int64_list", [value])
-            if isinstance(value, int)
-            else ("bytes_list", [value] if isinstance(value, bytes) else value)
-            for name, value in features.items()
-        }
-    )
+    lists: dict[str, tuple[str, Sequence[Any]]] = {}
+    for name, value in features.items():
+        values = [value] if isinstance(value, int | bytes) else value
+        lists[name] = "int64_list" if isinstance(value, int) else "bytes_list", values
+    packed = _pack_features(lists)
     return b"\x0a" + _encode_varint(len(packed)) + packed
 
 

@@ -49,10 +49,9 @@ class PackedImage:
 
 
 Raw = RawFile | PackedImage
-_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES = 32, 16e6
-"""Limits of one fetch from a store. The first one that is reached counts."""
-_MAX_ROW_BYTES = 128e6
-"""Maximum size of the images that are read ahead from Parquet files, per worker."""
+_FETCH_LIMITS, _ROW_LIMITS = (32, 16e6), (None, 128e6)
+"""Numbers of images and of their bytes that a worker reads ahead: from a store, and from Parquet
+files. The first one that is reached counts."""
 
 
 def find_raw_file(raw: Raw) -> RawFile:
@@ -77,9 +76,8 @@ def translate_read_errors(key: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MachineError(
-            f"cannot read {key}: {error.strerror}. It was there when the run started. Retry."
-        ) from error
+        fault = f"cannot read {key}: {error.strerror}. It was there when the run started"
+        raise MachineError(fault, "Retry.") from error
 
 
 def read_beginning(file: RawFile, folder: RawFolder, num_bytes: int) -> bytes:
@@ -113,16 +111,13 @@ class RawReader:
         """Reads a record as `read_raw` does."""
         if isinstance(self._folder, Path) and not _is_row(raw):
             return read_raw(raw, self._folder)
-        limits = (
-            (None, _MAX_ROW_BYTES) if _is_row(raw) else (_MAX_FETCHED_FILES, _MAX_FETCHED_BYTES)
-        )
+        limits = _ROW_LIMITS if _is_row(raw) else _FETCH_LIMITS
         while raw.key not in self._fetched:
             self._fetched = _fetch(self._take_next(*limits), self._folder)
         return self._fetched.pop(raw.key)
 
     def _take_next(self, max_files: int | None, max_bytes: float) -> list[Raw]:
-        raws: list[Raw] = []
-        num_bytes = 0
+        raws, num_bytes = list[Raw](), 0
         for raw in itertools.islice(self._upcoming, max_files):
             raws.append(raw)
             num_bytes += raw.num_bytes
@@ -174,12 +169,10 @@ def _read_file(raw: RawFile, folder: Path) -> bytes:
         stat = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    is_same = stat.st_size == len(content) == raw.num_bytes and (
-        to_file_version(stat) == raw.version or raw.has_content(content)
-    )
-    if not is_same:
-        raise make_change_error(raw.key)
-    return content
+    is_whole = stat.st_size == len(content) == raw.num_bytes
+    if is_whole and (to_file_version(stat) == raw.version or raw.has_content(content)):
+        return content
+    raise make_change_error(raw.key)
 
 
 _BATCH_ROWS, _BLOCK_BYTES = 16, 4 << 20

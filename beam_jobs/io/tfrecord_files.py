@@ -124,3 +124,21 @@ class TFRecordWriter:
         place = None if self._path.is_local else f"{folder.parent.name}/{folder.name}/{name}"
         checksums = dataclasses.asdict(self._checksums.result)
         return ManifestFile(path=name, **checksums, stored_at=place)
+
+
+class OptionalTFRecordWriter(contextlib.ExitStack):
+    """Writes records to a file, which is made with the first one."""
+
+    def __init__(self, path: StorePath):
+        super().__init__()
+        self._path = path
+        self._writer: TFRecordWriter | None = None
+
+    def write(self, record: bytes) -> None:
+        self._writer = self._writer or self.enter_context(write_tfrecord(self._path))
+        self._writer.write(record)
+
+    @property
+    def file(self) -> ManifestFile | None:
+        """The file for a manifest, after the block, if there was a record."""
+        return self._writer.file if self._writer else None

@@ -49,21 +49,17 @@ def read_reference(inputs: Mapping[str, Input]) -> Reference | None:
         return None
     digest = read_input(inputs[name]).digest
     folder = Path(fetch_input(inputs[name], (SCHEMA, STATISTICS).__contains__).uri).parent
-    return Reference(
-        name,
-        digest,
-        _read_model(folder / SCHEMA, dataset.DataSchema),
-        _read_model(folder / STATISTICS, dataset.DatasetStatistics),
-    )
+    schema = _read_model(folder / SCHEMA, dataset.DataSchema)
+    statistics = _read_model(folder / STATISTICS, dataset.DatasetStatistics)
+    return Reference(name, digest, schema, statistics)
 
 
 def _read_model(file: Path, kind: type[_Model]) -> _Model:
     try:
         return kind.model_validate(read_json(file))
     except (OSError, ValidationError, ValueError) as error:
-        raise make_read_error(
-            f"cannot read {file}", error, ". Remove its artifact, and start a new run."
-        ) from None
+        remedy = ". Remove its artifact, and start a new run."
+        raise make_read_error(f"cannot read {file}", error, remedy) from None
 
 
 def write_description(
@@ -116,23 +112,20 @@ def check_comparison(
     if comparison is None:
         return
     faults = [
-        f"{violation.text} (allow it with preprocess.allowed_changes: [{violation.rule}])"
+        f"  {violation.text} (allow it with preprocess.allowed_changes: [{violation.rule}])"
         for violation in comparison.schema_violations
         if violation.fails
     ]
     if config.drift.action == "fail":
         limits = comparison.thresholds
         faults += [
-            f"{distance.feature} has drifted: Jensen-Shannon {distance.jensen_shannon:.3f} "
-            f"(at most {limits.max_js_distance:g}), "
-            f"L-infinity {distance.l_infinity:.3f} (at most {limits.max_linf_distance:g}); "
-            "see preprocess.drift"
-            for distance in comparison.drift
-            if distance.is_above
+            f"  {each.feature} has drifted: Jensen-Shannon {each.jensen_shannon:.3f} (at most "
+            f"{limits.max_js_distance:g}), L-infinity {each.l_infinity:.3f} (at most "
+            f"{limits.max_linf_distance:g}); see preprocess.drift"
+            for each in comparison.drift
+            if each.is_above
         ]
     if faults:
-        raise DataError(
-            f"the data differ from {describe_reference(comparison.reference)}:\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-            + f"\nCorrect the data, or change the rules in {config_file}."
-        )
+        fault = f"the data differ from {describe_reference(comparison.reference)}:"
+        cure = f"Correct the data, or change the rules in {config_file}."
+        raise DataError("\n".join([fault, *faults, cure]))

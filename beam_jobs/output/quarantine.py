@@ -8,7 +8,6 @@ longer bad: the list of bad records decides.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +15,12 @@ from pathlib import Path
 
 from beam_jobs.io.example import pack
 from beam_jobs.io.raw import Raw, find_raw_file, read_beginning, read_raw
-from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
+from beam_jobs.io.tfrecord_files import OptionalTFRecordWriter
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BoundStage, map_class_names
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts import dataset as shards
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.errors import DataError
 from pipeline_ops.jobs.runner import Job
@@ -31,7 +29,7 @@ from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.store_path import StorePath
 
-_MAX_NAMED_RECORDS = 10
+_MAX_NAMED = 10
 
 
 def collect_rejected(
@@ -89,11 +87,10 @@ def read_bad_records(
         if raw is None or is_removed_copy(record):
             yield None
             continue
-        content = (
-            read_beginning(raw, source.folder, MAX_BYTES)
-            if isinstance(raw, RawFile)
-            else read_raw(raw, source.folder)
-        )
+        if isinstance(raw, RawFile):
+            content = read_beginning(raw, source.folder, MAX_BYTES)
+        else:
+            content = read_raw(raw, source.folder)
         yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
 
 
@@ -107,32 +104,25 @@ def check_rejects(
     """Raises DataError if bad records exceed the budget, or are a whole class."""
     bad = [record for record in rejected if not is_removed_copy(record)]
     num_records = len(source.found.records) + len(source.found.rejected)
-    labels = itertools.chain(
-        ((record.key, record.labels) for record in decision.records_without_copies),
-        source.found.rejected_labels.items(),
-    )
+    copies = {record.key for record in decision.rejected if is_removed_copy(record)}
+    read = ((one.key, one.labels) for one in source.found.records if one.key not in copies)
+    labels = itertools.chain(read, source.found.rejected_labels.items())
     budget = rejects.compute_budget(num_records)
-    lost = find_lost_classes(labels, bad, source.stages)
+    lost = find_lost_classes(labels, bad, source.stages) if bad else []
     if len(bad) <= budget and not lost:
         return
     full_list = job.attempt.folder / "rejected.jsonl"
     _write_list(full_list, bad)
-    named = "\n".join(
-        f"  {record.key}: {record.reason} ({record.stage}: {record.detail})"
-        for record in bad[:_MAX_NAMED_RECORDS]
-    )
-    if len(bad) > _MAX_NAMED_RECORDS:
-        named += f"\n  and {len(bad) - _MAX_NAMED_RECORDS} more"
+    named = [f"  {one.key}: {one.reason} ({one.stage}: {one.detail})" for one in bad[:_MAX_NAMED]]
+    named += [f"  and {len(bad) - _MAX_NAMED} more"] * (len(bad) > _MAX_NAMED)
     if lost:
         fault = f"every record of {', '.join(lost)} is unusable, and no budget covers a whole class"
         cure = "correct preprocess.stages"
     else:
         fault = f"{len(bad)} of {num_records} raw files are unusable, and the budget is {budget}"
         cure = "raise preprocess.rejects"
-    raise DataError(
-        f"{fault}:\n{named}\n{full_list} lists all of them. "
-        f"Correct or remove them, or {cure} in {job.request.config_file}."
-    )
+    cure = f"Correct or remove them, or {cure} in {job.request.config_file}."
+    raise DataError("\n".join([f"{fault}:", *named, f"{full_list} lists all of them"]), cure)
 
 
 def find_lost_classes(
@@ -142,10 +132,7 @@ def find_lost_classes(
 ) -> list[str]:
     """The classes, as named after the stages, all of whose records were rejected."""
     bad = {record.key for record in rejected}
-    if not bad:
-        return []
-    planned: Counter[str] = Counter()
-    lost: Counter[str] = Counter()
+    planned, lost = Counter[str](), Counter[str]()
     for key, names_before in labels:
         names = map_class_names(stages, dict.fromkeys(names_before))
         planned.update(names)
@@ -158,37 +145,26 @@ MAX_BYTES = 1 << 20
 """The maximum number of bytes of a record's content. A longer content is cut off there."""
 
 
-class QuarantineWriter(contextlib.ExitStack):
+class QuarantineWriter(OptionalTFRecordWriter):
     """Writes the bad records of one shard. It makes a file only if there is a bad record."""
 
     def __init__(self, folder: StorePath, shard: str):
-        super().__init__()
-        self._path = folder / f"{shards.QUARANTINE_PREFIX}{shard}"
-        self._writer: TFRecordWriter | None = None
+        super().__init__(folder / f"{shards.QUARANTINE_PREFIX}{shard}")
 
     def add(self, record: BadRecord) -> RejectedRecord:
         """Adds a bad record. Returns its line of the list, which names the file."""
         rejected = record.rejected
-        if self._writer is None:
-            self._writer = self.enter_context(write_tfrecord(self._path))
-        self._writer.write(
-            pack(
-                {
-                    shards.QUARANTINE_KEY: rejected.key.encode(),
-                    shards.QUARANTINE_STAGE: rejected.stage.encode(),
-                    shards.QUARANTINE_REASON: rejected.reason.encode(),
-                    shards.QUARANTINE_DETAIL: rejected.detail.encode(),
-                    shards.QUARANTINE_SOURCE: record.source.encode(),
-                    shards.QUARANTINE_NUM_BYTES: record.num_bytes,
-                    shards.QUARANTINE_CONTENT: record.content[:MAX_BYTES],
-                }
-            )
-        )
+        features: dict[str, bytes | int | Sequence[bytes]] = {
+            shards.QUARANTINE_KEY: rejected.key.encode(),
+            shards.QUARANTINE_STAGE: rejected.stage.encode(),
+            shards.QUARANTINE_REASON: rejected.reason.encode(),
+            shards.QUARANTINE_DETAIL: rejected.detail.encode(),
+            shards.QUARANTINE_SOURCE: record.source.encode(),
+            shards.QUARANTINE_NUM_BYTES: record.num_bytes,
+            shards.QUARANTINE_CONTENT: record.content[:MAX_BYTES],
+        }
+        self.write(pack(features))
         return rejected.model_copy(update={"file": self._path.name})
-
-    @property
-    def file(self) -> ManifestFile | None:
-        return self._writer.file if self._writer else None
 
 
 def _write_list(file: Path, rejected: Iterable[RejectedRecord]) -> None:

@@ -11,7 +11,6 @@ longer in the data set: the index decides.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -19,11 +18,10 @@ from collections.abc import Sequence
 
 from beam_jobs.io.example import encode_png, pack
 from beam_jobs.io.kinds import Shape, list_kinds
-from beam_jobs.io.tfrecord_files import TFRecordWriter, write_tfrecord
+from beam_jobs.io.tfrecord_files import OptionalTFRecordWriter
 from beam_jobs.planning.plan import ShardPlan, hash_key
 from beam_jobs.stages.stage import Example
 from pipeline_ops.artifacts import dataset as shards
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.storage.store_path import StorePath
 
 _NUM_WITH_PIXELS, _NUM_OF_KIND = 64, 4
@@ -51,7 +49,7 @@ class RawTestQuota:
         return cls(files, pixels, math.ceil(_NUM_OF_KIND / count))
 
 
-class RawTestWriter(contextlib.ExitStack):
+class RawTestWriter(OptionalTFRecordWriter):
     """Writes raw records of one test shard, or nothing for another split.
 
     It makes a file only if there is such a record. Call `add` or `pass_over` for every record of
@@ -59,10 +57,8 @@ class RawTestWriter(contextlib.ExitStack):
     """
 
     def __init__(self, folder: StorePath, plan: ShardPlan, quota: RawTestQuota):
-        super().__init__()
+        super().__init__(folder / f"{shards.RAW_TEST_PREFIX}{plan.name}")
         self._is_test, self._quota = plan.split == "test", quota
-        self._path = folder / f"{shards.RAW_TEST_PREFIX}{plan.name}"
-        self._writer: TFRecordWriter | None = None
         keys = [record.key for record in plan.records] if self._is_test else []
         self._files = _Choice(keys, quota.files)
         self._pixels = _Choice(keys, quota.pixels)
@@ -89,37 +85,23 @@ class RawTestWriter(contextlib.ExitStack):
         if not self._is_test:
             return
         kinds = list_kinds(raw.encoded, decoded, examples[0].shape)
-        has_pixels = self._pixels.has(position) or any(
-            self._kinds[kind] < self._quota.of_kind for kind in kinds
-        )
-        if not has_pixels and not self._files.has(position):
+        is_rare = any(self._kinds[kind] < self._quota.of_kind for kind in kinds)
+        has_pixels = is_rare or position in self._pixels.chosen
+        if not has_pixels and position not in self._files.chosen:
             return
         pixels: list[bytes] = []
-        if has_pixels:
-            pixels = list(map(_encode_pixels, examples, encoded))
+        if has_pixels:  # the shard may have a PNG of them already
+            made = zip(examples, encoded, strict=True)
+            pixels = [encode_png(one.image) if one.is_original else image for one, image in made]
             self._kinds.update(kinds)
-        if self._writer is None:
-            self._writer = self.enter_context(write_tfrecord(self._path))
-        self._writer.write(
-            pack(
-                {
-                    shards.RAW_KEY: raw.key.encode(),
-                    shards.RAW_FILE: raw.encoded,
-                    shards.RAW_KIND: ", ".join(kinds).encode(),
-                    shards.RAW_EXAMPLES: [example.key.encode() for example in examples],
-                    shards.RAW_PIXELS: pixels,
-                }
-            )
-        )
-
-    @property
-    def file(self) -> ManifestFile | None:
-        return self._writer.file if self._writer else None
-
-
-def _encode_pixels(example: Example, encoded: bytes) -> bytes:
-    """A PNG of an example's pixels, which the shard may have already."""
-    return encode_png(example.image) if example.is_original else encoded
+        features: dict[str, bytes | int | Sequence[bytes]] = {
+            shards.RAW_KEY: raw.key.encode(),
+            shards.RAW_FILE: raw.encoded,
+            shards.RAW_KIND: ", ".join(kinds).encode(),
+            shards.RAW_EXAMPLES: [example.key.encode() for example in examples],
+            shards.RAW_PIXELS: pixels,
+        }
+        self.write(pack(features))
 
 
 class _Choice:
@@ -127,12 +109,9 @@ class _Choice:
 
     def __init__(self, keys: Sequence[str], count: int):
         order = sorted(range(len(keys)), key=lambda position: hash_key(b"raw", 0, keys[position]))
-        self._chosen, self._others = set(order[:count]), iter(order[count:])
-
-    def has(self, position: int) -> bool:
-        return position in self._chosen
+        self.chosen, self._others = set(order[:count]), iter(order[count:])
 
     def replace(self, position: int) -> None:
         """Chooses another record, that comes later in the plan, for one that cannot be used."""
-        if position in self._chosen:
-            self._chosen.update([next((one for one in self._others if one > position), position)])
+        if position in self.chosen:
+            self.chosen.add(next((one for one in self._others if one > position), position))

@@ -21,14 +21,8 @@ from beam_jobs.output.raw_test import RawTestQuota, RawTestWriter
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from beam_jobs.statistics.summary import (
-    BadRecord,
-    Outcome,
-    RejectedRecord,
-    ShardSummary,
-    encode_measurements,
-    measure_example,
-)
+from beam_jobs.statistics import summary
+from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import MachineError
@@ -54,10 +48,8 @@ class ShardBuildSpec:
         return ShardBuilder(self, exchange).build
 
     def is_stored(self, file: ManifestFile) -> bool:
-        place = self.target / file.path
-        if file.stored_at:
-            place = self.target.parent.parent / file.stored_at
-        entry = place.stat()
+        folder = self.target.parent.parent if file.stored_at else self.target
+        entry = (folder / (file.stored_at or file.path)).stat()
         return entry is not None and entry.num_bytes == file.num_bytes
 
 
@@ -85,10 +77,8 @@ class ShardBuilder:
                     counts.nanoseconds["read"] += time.perf_counter_ns() - start
                     rejected = self._add(position, raw, writer, raw_test, counts)
                 except MemoryError as error:
-                    raise MachineError(
-                        f"out of memory at {record.key}: {error}. "
-                        "Add memory to the host, or lower preprocess.runner.workers."
-                    ) from error
+                    cure = "Add memory to the host, or lower preprocess.runner.workers."
+                    raise MachineError(f"out of memory at {record.key}: {error}", cure) from error
                 if rejected:
                     source, content = find_raw_file(record.file).key, raw.encoded
                     bad = BadRecord(rejected, source, content, len(content))
@@ -121,44 +111,34 @@ class ShardBuilder:
         counts: _Counts,
     ) -> RejectedRecord | None:
         """Adds one record to the shard. Returns it if a stage rejects it."""
-        spent: Counter[str] = counts.nanoseconds
-        skipped: Counter[str] = Counter()
-        rejected = None
+        spent, skipped, rejected = counts.nanoseconds, Counter[str](), None
         try:
             # The first stage, `decode`, runs separately: its result is measured as the raw image.
-            decoded = run_stages(self._stages[:1], raw, spent, skipped, counts.passed)
-            if dropped := sum(len(raw.boxes or ()) - len(one.boxes or ()) for one in decoded):
+            [decoded] = run_stages(self._stages[:1], raw, spent, skipped, counts.passed)
+            if dropped := len(raw.boxes or ()) - len(decoded.boxes or ()):
                 skipped["decode: box_outside"] += dropped  # as `preprocess.source.boxes` says
-            examples = [
-                (one.shape, example)
-                for one in decoded
-                for example in run_stages(self._stages[1:], one, spent, skipped, counts.passed)
-            ]
+            examples = run_stages(self._stages[1:], decoded, spent, skipped, counts.passed)
             start = time.perf_counter_ns()
-            encoded = encode_measurements(
-                [measure_example(shape, len(raw.encoded), example) for shape, example in examples]
-            )
+            source = decoded.shape, len(raw.encoded)
+            measured = [summary.measure_example(*source, example) for example in examples]
+            encoded = summary.encode_measurements(measured)
             measured_at = time.perf_counter_ns()
-            images = []
-            for _, example in examples:
-                head, image, tail = serialise(example, self._labels)
-                writer.write(head, image, tail)
-                images.append(image)
+            records = [serialise(example, self._labels) for example in examples]
+            for record in records:
+                writer.write(*record)
             if examples:
-                made = [example for _, example in examples]
-                raw_test.add(position, raw, examples[0][0], made, images)
+                images = [image for _, image, _ in records]
+                raw_test.add(position, raw, decoded.shape, examples, images)
             spent["measure"] += measured_at - start
             spent["write"] += time.perf_counter_ns() - measured_at
         except Rejected as reject:
             examples, encoded = [], ""
-            rejected = RejectedRecord(
-                key=raw.key, stage=reject.stage, reason=reject.reason, detail=reject.detail
-            )
+            rejected = RejectedRecord(key=raw.key, **vars(reject))
         if not examples:
             raw_test.pass_over(position)
-        for _, example in examples:
+        for example in examples:
             counts.shapes.setdefault(example.shape, example.key)
-        labels = Counter(label for _, example in examples for label in example.labels)
+        labels = Counter(label for example in examples for label in example.labels)
         counts.outcomes.append(Outcome(len(examples), dict(labels), dict(skipped), encoded))
         return rejected
 

@@ -24,7 +24,7 @@ import functools
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import ClassVar
 
@@ -55,16 +55,6 @@ class CollectionDecision:
     quarantined: tuple[Record, ...] = ()
     rejected: tuple[RejectedRecord, ...] = ()
     """One entry for each record in `quarantined`, in the same order."""
-
-    @property
-    def records_without_copies(self) -> Iterator[Record]:
-        """The records that stay, and those that are rejected for contradicting one another."""
-        yield from itertools.chain.from_iterable(self.by_split.values())
-        yield from (
-            record
-            for record, rejected in zip(self.quarantined, self.rejected, strict=True)
-            if not is_removed_copy(rejected)
-        )
 
 
 def decide_collection(
@@ -135,14 +125,12 @@ def _find_conflicts(copies: Iterable[Record]) -> dict[str, RejectedRecord]:
     reasons = {}
     for members in equal.values():
         if len({_sort_labels(record) for record in members}) > 1:
-            members.sort(key=lambda record: record.key)
+            members.sort(key=attrgetter("key"))
             for record in members:
                 labels = _sort_labels(record)
                 other = next(member for member in members if _sort_labels(member) != labels)
-                detail = (
-                    f"equal to {other.key}, which is {_describe_annotation(other)}, "
-                    f"while this is {_describe_annotation(record)}"
-                )
+                ours, theirs = _describe_annotation(record), _describe_annotation(other)
+                detail = f"equal to {other.key}, which is {theirs}, while this is {ours}"
                 reasons[record.key] = _reject(record, "conflicting_labels", detail)
     return reasons
 
@@ -229,13 +217,10 @@ class ImageHashSpec:
 
 def plan_blocks(records: Iterable[Record], known: Iterable[int]) -> list[ShardPlan]:
     """Plans blocks of records whose content has no known hash, one record for each content."""
-    by_content = {
-        record.file.digest: record
-        for record in sorted(records, key=lambda record: record.key, reverse=True)
-    }
-    for content in known:
-        by_content.pop(content, None)
-    ordered = sorted(by_content.values(), key=lambda record: record.key)
+    by_content: dict[int, Record | None] = dict.fromkeys(known)
+    for record in sorted(records, key=attrgetter("key")):
+        by_content.setdefault(record.file.digest, record)
+    ordered = [record for record in by_content.values() if record]
     starts = range(0, len(ordered), _RECORDS_PER_BLOCK)
     blocks = (tuple(ordered[start : start + _RECORDS_PER_BLOCK]) for start in starts)
     return [ShardPlan("", f"hashes-{index:06d}", block) for index, block in enumerate(blocks)]
@@ -248,9 +233,8 @@ def compute_perceptual_hash(data: bytes) -> str:
     image_HW = _decode_grey(data)
     if image_HW is None:
         return NO_HASH
-    small = cv2.resize(
-        image_HW.astype(np.float32), (_SIDE_PIXELS, _SIDE_PIXELS), interpolation=cv2.INTER_AREA
-    )
+    pixels, size = image_HW.astype(np.float32), (_SIDE_PIXELS, _SIDE_PIXELS)
+    small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     if small.std() < _MIN_CONTRAST:
         return NO_HASH
     low = cv2.dct(small)[:_FREQUENCIES, :_FREQUENCIES].ravel()
@@ -265,7 +249,7 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
     import simplejpeg
     from PIL import Image
 
-    image: np.ndarray | None
+    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first, and ours is below
     try:
         if data.startswith(b"\xff\xd8\xff"):
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
@@ -279,13 +263,6 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
                     return None
             mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
             image = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
-    except (
-        cv2.error,
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ):
+    except (cv2.error, OSError, ValueError, SyntaxError):
         return None
     return image

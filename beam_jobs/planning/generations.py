@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
-from beam_jobs.statistics.summary import Outcome, RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
 from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.dataset import IndexEntry
 from pipeline_ops.artifacts.manifest import BASE, ManifestFile, read_input
@@ -53,9 +52,8 @@ def compute_annotation_digest(record: Record) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest_annotation(annotation: tuple[object, ...]) -> str:
-    return hashlib.blake2b(
-        repr(annotation).encode("utf-8", "surrogatepass"), digest_size=8
-    ).hexdigest()
+    text = repr(annotation).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def read_index(file: Path) -> dict[str, IndexEntry]:
@@ -135,11 +133,7 @@ def _find_changes(
     for split, records in by_split.items():
         for record in records:
             entry = base.entries.get(record.key)
-            if entry and (entry.content, entry.split, entry.annotation) == (
-                format_digest(record.file.digest),
-                split,
-                compute_annotation_digest(record),
-            ):
+            if entry and entry[:4] == _make_entry(record, split, {})[:4]:  # up to its split
                 unchanged.append(entry)
             else:
                 changed[split].append(record)
@@ -151,19 +145,12 @@ def _find_kept_shards(
 ) -> dict[str, tuple[int, ...]]:
     """The shards that still have a record, each with all positions to skip in it."""
     alive = {entry.key for entry in unchanged}
-    removed: dict[str, set[int]] = defaultdict(set)
-    kept: set[str] = set()
+    kept = sorted({entry.shard for entry in unchanged if entry.num_examples})
+    removed = {shard: set(base.removed.get(shard, ())) for shard in kept}
     for entry in base.entries.values():
-        if not entry.num_examples:
-            continue
-        if entry.key in alive:
-            kept.add(entry.shard)
-        else:
+        if entry.key not in alive and entry.shard in removed:
             removed[entry.shard].update(entry.positions)
-    return {
-        shard: tuple(sorted(removed[shard].union(base.removed.get(shard, ()))))
-        for shard in sorted(kept)
-    }
+    return {shard: tuple(sorted(found)) for shard, found in removed.items()}
 
 
 def _explain_rebuild(
@@ -180,10 +167,8 @@ def _explain_rebuild(
     loose = num_changed + sum(later)
     total = num_changed + sum(entry.num_examples for entry in unchanged)
     if loose > config.incremental.max_fraction * total:
-        return (
-            f"{loose} of {total} examples are new, removed or of later generations, "
-            "more than preprocess.incremental.max_fraction allows"
-        )
+        share = f"{loose} of {total} examples are new, removed or of later generations"
+        return f"{share}, more than preprocess.incremental.max_fraction allows"
     num_generations = len(set(map(dataset.parse_generation, kept))) + any(changed.values())
     if num_generations > MAX_GENERATIONS:
         return f"it would have {num_generations} generations, more than {MAX_GENERATIONS}"
@@ -205,14 +190,11 @@ def _summarize_changes(
     changed: Mapping[str, Sequence[Record]], unchanged: Sequence[IndexEntry], base: BaseDataset
 ) -> str:
     keys = {record.key for records in changed.values() for record in records}
-    num_known = sum(key in base.entries and base.entries[key].split != "" for key in keys)
-    num_gone = (
-        sum(entry.split != "" for entry in base.entries.values()) - len(unchanged) - num_known
-    )
-    return (
-        f"{len(keys) - num_known} new, {num_known} changed, {num_gone} gone, "
-        f"{len(unchanged)} unchanged"
-    )
+    before = {entry.key for entry in base.entries.values() if entry.split}
+    num_changed, num_same = len(keys & before), len(unchanged)
+    num_gone = len(before) - num_same - num_changed
+    new = len(keys - before)
+    return f"{new} new, {num_changed} changed, {num_gone} gone, {num_same} unchanged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,31 +242,19 @@ def take_over(
     kept = [*delta.kept, *{record.file for record in rejected if record.file}]
     kept += [path for path in raw_test if path in files]
     draft.references = [files[path].reference(Path(previous.name)) for path in kept]
-    return [
-        _summarize_split(
-            split,
-            [entry for entry in delta.unchanged if entry.split == split],
-            [record for record in rejected if splits[record.key] == split],
-            previous.image_shape,
+    summaries = []
+    for split in dataset.SPLITS:
+        entries = [entry for entry in delta.unchanged if entry.split == split]
+        keys = [entry.key for entry in entries if entry.num_examples]
+        summary = ShardSummary.count(
+            entries,
+            split=split,
+            name=f"{split} (unchanged)",
+            shapes=[(previous.image_shape, min(keys))] if keys else [],
+            rejected=[record for record in rejected if splits[record.key] == split],
         )
-        for split in dataset.SPLITS
-    ]
-
-
-def _summarize_split(
-    split: str,
-    entries: Sequence[IndexEntry],
-    rejected: list[RejectedRecord],
-    image_shape: tuple[int, int, int],
-) -> ShardSummary:
-    first = min((entry.key for entry in entries if entry.num_examples), default=None)
-    return ShardSummary.count(
-        (Outcome(one.num_examples, one.labels, one.skipped, one.measurements) for one in entries),
-        split=split,
-        name=f"{split} (unchanged)",
-        shapes=[] if first is None else [(image_shape, first)],
-        rejected=rejected,
-    )
+        summaries.append(summary)
+    return summaries
 
 
 def _read_rejected(previous: PreviousDataset, keys: Collection[str]) -> list[RejectedRecord]:
@@ -293,9 +263,8 @@ def _read_rejected(previous: PreviousDataset, keys: Collection[str]) -> list[Rej
         records = map(RejectedRecord.model_validate_json, file.read_bytes().splitlines())
         return [record for record in records if record.key in keys]
     except (OSError, ValidationError) as error:
-        raise make_read_error(
-            f"cannot read {file}", error, ". Remove its data set, and start a new run."
-        ) from error
+        remedy = ". Remove its data set, and start a new run."
+        raise make_read_error(f"cannot read {file}", error, remedy) from error
 
 
 def collect_known_hashes(previous: PreviousDataset | None) -> dict[int, str]:
@@ -315,25 +284,20 @@ def build_index_entries(
     for plan, summary in zip(delta.shards, built, strict=True):
         position = 0
         for record, outcome in zip(plan.records, summary.outcomes, strict=True):
-            has_examples = outcome.num_examples > 0
-            yield _make_entry(record, plan.split, perceptual_hashes)._replace(
-                shard=plan.name if has_examples else "",
-                position=position if has_examples else 0,
-                **outcome._asdict(),
-            )
+            place = (plan.name, position) if outcome.num_examples else ()
+            entry = _make_entry(record, plan.split, perceptual_hashes, *place)
+            yield entry._replace(**outcome._asdict())
             position += outcome.num_examples
     for record in quarantined:
         yield _make_entry(record, "", perceptual_hashes)
 
 
-def _make_entry(record: Record, split: str, perceptual_hashes: Mapping[int, str]) -> IndexEntry:
-    return IndexEntry(
-        record.key,
-        format_digest(record.file.digest),
-        compute_annotation_digest(record),
-        split,
-        perceptual_hash=perceptual_hashes.get(record.file.digest, ""),
-    )
+def _make_entry(
+    record: Record, split: str, hashes: Mapping[int, str], shard: str = "", position: int = 0
+) -> IndexEntry:
+    digest, annotation = record.file.digest, compute_annotation_digest(record)
+    found = IndexEntry(record.key, format_digest(digest), annotation, split, shard, position)
+    return found._replace(perceptual_hash=hashes.get(digest, ""))
 
 
 def write_record_lengths(
@@ -343,9 +307,9 @@ def write_record_lengths(
     previous: PreviousDataset | None,
 ) -> None:
     """Writes the lengths of the shards that were built or kept. An old data set has none."""
-    known: dict[str, Sequence[int]] = {}
+    lengths: dict[str, Sequence[int]] = {}
     if previous and (file := previous.folder / dataset.RECORD_LENGTHS).exists():
         known = dataset.parse_record_lengths(file.read_bytes(), str(file))
-    lengths = {path: known[path] for path in kept if path in known}
+        lengths = {path: known[path] for path in kept if path in known}
     lengths |= {summary.name: summary.lengths for summary in built}
     write_atomically(folder / dataset.RECORD_LENGTHS, dataset.format_record_lengths(lengths))

@@ -59,9 +59,8 @@ class Record:
     @property
     def learned_labels(self) -> list[str]:
         """The label of the image, or the labels of its boxes without crowds."""
-        if self.boxes is None:
-            return [self.label]
-        return [box.label for box in self.boxes if not box.is_crowd]
+        boxes = self.boxes
+        return [self.label] if boxes is None else [one.label for one in boxes if not one.is_crowd]
 
     @property
     def key(self) -> str:
@@ -89,22 +88,18 @@ def plan_shards(
     """The shards of a split, of about equal size in raw bytes, each with a record or more."""
     ordered, count = shuffle(records, b"order", seed), min(num_shards, len(records))
     blocks = _cut_evenly(np.fromiter(map(_compute_size, ordered), np.int64), count)
+    names = (build_shard_name(split, index, count, generation) for index in range(count))
     members = (tuple([ordered[position] for position in block]) for block in blocks)
-    return [
-        ShardPlan(split, build_shard_name(split, index, count, generation), each)
-        for index, each in enumerate(members)
-    ]
+    return [ShardPlan(split, *each) for each in zip(names, members, strict=True)]
 
 
 def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
     """The shards of a data set that is built as a whole."""
     # Each worker needs a shard to read. An empty split has its own message.
     if 0 < len(by_split["train"]) < config.shards:
-        raise DataError(
-            f"the train split has {len(by_split['train'])} records, "
-            f"too few for {config.shards} shards. "
-            "Add images, or lower preprocess.shards (and train.workers with it)."
-        )
+        fault = f"the train split has {len(by_split['train'])} records"
+        cure = "Add images, or lower preprocess.shards (and train.workers with it)."
+        raise DataError(f"{fault}, too few for {config.shards} shards", cure)
     plans = []
     for split, records in by_split.items():
         num_shards = compute_num_shards(records, config)
@@ -167,9 +162,8 @@ def shuffle(items: Iterable[_Item], purpose: bytes, seed: int) -> list[_Item]:
 
 def hash_key(purpose: bytes, seed: int, key: str) -> int:
     """A hash from 0 to 2**64 - 1, independent for each purpose."""
-    return int.from_bytes(
-        hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose).digest(), "big"
-    )
+    hashed = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8, person=purpose)
+    return int.from_bytes(hashed.digest(), "big")
 
 
 def collect_class_names(records: Iterable[Record]) -> list[str]:
@@ -193,9 +187,7 @@ def count_planned_labels(by_split: Mapping[str, Iterable[Record]]) -> dict[str, 
 def count_planned_crowds(by_split: Mapping[str, Iterable[Record]]) -> dict[str, Counter[str]]:
     """The number of crowds by split and label."""
     return {
-        split: Counter(
-            box.label for record in records for box in record.boxes or () if box.is_crowd
-        )
+        split: Counter(box.label for each in records for box in each.boxes or () if box.is_crowd)
         for split, records in by_split.items()
     }
 
@@ -219,16 +211,13 @@ def check_labels(
     if num_crowds and not any(sum(each.values()) for each in labels.values()):
         raise DataError(f"{source}: {explain_crowds(num_crowds)}")
     if task == "detection" and not class_names:
-        raise DataError(
-            f"{source}: a detector needs boxes, found none: no annotation has one. Correct the "
-            "annotations, or preprocess.source."
-        )
+        fault = f"{source}: a detector needs boxes, found none: no annotation has one"
+        raise DataError(fault, "Correct the annotations, or preprocess.source.")
     if task == "classification" and len(class_names) < 2:
-        raise DataError(
-            f"{source}: a classifier needs two classes or more, "
-            f"found {', '.join(class_names) or 'none'}. "
-            "Put the images of each class into a folder with the name of the class."
-        )
+        found = ", ".join(class_names) or "none"
+        fault = f"{source}: a classifier needs two classes or more, found {found}"
+        cure = "Put the images of each class into a folder with the name of the class."
+        raise DataError(fault, cure)
     if missing := [name for name in class_names if not labels["train"].get(name)]:
         name = missing[0]
         number = crowds.get("train", {}).get(name)

@@ -25,7 +25,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record, hash_key, shuffle
@@ -96,10 +96,9 @@ def _find_group(record: Record, split: Split) -> str | None:
         return record.key.rpartition("/")[0]
     found = re.search(split.group_regex or "", record.key)
     if not found or found.group(1) is None:
-        raise DataError(
-            f"{record.key}: preprocess.split.group_regex ({split.group_regex!r}) finds no group in "
-            "this key. Correct it: a record without a group could leak from train to test."
-        )
+        key = f"{record.key}: preprocess.split.group_regex ({split.group_regex!r})"
+        cure = "Correct it: a record without a group could leak from train to test."
+        raise DataError(f"{key} finds no group in this key", cure)
     return found.group(1)
 
 
@@ -142,10 +141,7 @@ def _divide(units: Iterable[_Unit], split: Split) -> Iterator[tuple[str, _Unit]]
 
 
 def _apportion(
-    quotas: Mapping[str, float],
-    limits: Mapping[str, int],
-    seed: int,
-    owed: Mapping[str, float],
+    quotas: Mapping[str, float], limits: Mapping[str, int], seed: int, owed: Mapping[str, float]
 ) -> dict[str, int]:
     """Rounds the quotas of the classes to whole numbers that add up to the rounded sum.
 
@@ -154,30 +150,25 @@ def _apportion(
     """
     found = {name: min(limits[name], math.floor(quotas[name] + _ROUNDING)) for name in quotas}
     missing = math.floor(sum(quotas.values()) + 0.5 + _ROUNDING) - sum(found.values())
-    candidates = (name for name in quotas if found[name] < min(limits[name], quotas[name]))
     ranked = sorted(
-        candidates,
-        key=lambda name: (
-            round(found[name] - quotas[name] - owed[name], 9),
-            hash_key(b"class", seed, name),
-        ),
+        (round(found[name] - quotas[name] - owed[name], 9), hash_key(b"class", seed, name), name)
+        for name in quotas
+        if found[name] < min(limits[name], quotas[name])
     )
-    return found | {name: found[name] + 1 for name in ranked[: max(0, missing)]}
+    return found | {name: found[name] + 1 for *_, name in ranked[: max(0, missing)]}
 
 
 def _read_given_split(unit: _Unit) -> str | None:
     given = {one.split: one.key for one in _get_members(unit) if one.split is not None}
     if unknown := given.keys() - SPLITS:
         name = min(unknown)
-        raise DataError(
-            f"{given[name]}: the source gives it the split {name!r}, splits are {', '.join(SPLITS)}"
-        )
+        fault = f"the source gives it the split {name!r}, splits are {', '.join(SPLITS)}"
+        raise DataError(f"{given[name]}: {fault}")
     if len(given) > 1:
         (one, one_key), (other, other_key), *_ = sorted(given.items())
-        raise DataError(
-            f"{one_key} is given the split {one} and {other_key} the split {other}, "
-            f"but both are of the group {unit.key[:-1]}. Correct the given splits, or the groups."
-        )
+        fault = f"{one_key} is given the split {one} and {other_key} the split {other}"
+        cure = "Correct the given splits, or the groups."
+        raise DataError(f"{fault}, but both are of the group {unit.key[:-1]}", cure)
     return next(iter(given), None)
 
 
@@ -188,77 +179,57 @@ def _find_main_class(records: Sequence[Record]) -> str:
 
 
 def explain_from_plan(
-    records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split
-) -> Callable[[str], str]:
+    records: Sequence[Record], kept: Mapping[str, Sequence[Record]], split: Split, name: str
+) -> str:
     """Explains why a split is empty before any image is read. `kept` lacks duplicates."""
-
-    def explain(name: str) -> str:
-        share, count = getattr(split, name), len(split_records(records, split)[name])
-        if kept[name]:
-            return (
-                f"none of its {len(kept[name])} images has a label or a box that the stages keep. "
-                "Correct the annotations or the stages."
-            )
-        if count:
-            return (
-                f"all of its {count} images are equal to others or contradict them. Add other "
-                "images, or set preprocess.duplicates: keep."
-            )
-        given = {record.split or "" for record in records}
-        if given and all(given):
-            return (
-                f"the source gives every image a split ({', '.join(sorted(given))}), none of them "
-                f"{name}, and preprocess.split.{name} is {share:g}. Give some images to it in the "
-                f"source, or raise preprocess.split.{name}, which takes them from train."
-            )
-        if not share:
-            return f"preprocess.split.{name} is 0, and the source gives no image to it. Raise it."
-        return _explain_share(name, share, records, split)
-
-    return explain
+    share, count = getattr(split, name), len(split_records(records, split)[name])
+    key, given = f"preprocess.split.{name}", {record.split or "" for record in records}
+    if kept[name]:
+        fault = f"none of its {len(kept[name])} images has a label or a box that the stages keep"
+        cure = "Correct the annotations or the stages"
+    elif count:
+        fault = f"all of its {count} images are equal to others or contradict them"
+        cure = "Add other images, or set preprocess.duplicates: keep"
+    elif given and all(given):
+        splits = ", ".join(sorted(given))
+        fault = f"the source gives every image a split ({splits}), none of them {name}, and {key}"
+        fault += f" is {share:g}"
+        cure = f"Give some images to it in the source, or raise {key}, which takes them from train"
+    elif not share:
+        fault, cure = f"{key} is 0, and the source gives no image to it", "Raise it"
+    else:
+        fault, cure = _explain_share(key, share, len(records), split)
+    return f"{fault}. {cure}."
 
 
-def _explain_share(name: str, share: float, records: Sequence[Record], split: Split) -> str:
-    rule = f"preprocess.split.{name} is {share:g} of {len(records)} images"
+def _explain_share(key: str, share: float, count: int, split: Split) -> tuple[str, str]:
+    rule = f"{key} is {share:g} of {count} images"
     if split.group_by:
-        return (
-            f"{rule}, and groups (preprocess.split.group_by: {split.group_by}) are never divided. "
-            "Add images of other groups, or raise it."
-        )
-    if split.stratify and share * len(records) >= 1:
-        return f"{rule}, and the first image of each class stays in train. Add images."
-    if split.stratify or share * len(records) < 1:
-        return f"{rule}, which rounds to none. Add images, or raise preprocess.split.{name}."
-    return (
-        f"{rule}. Add images, or raise preprocess.split.{name}, or set preprocess.split.stratify: "
-        "true, which keeps to the shares exactly."
-    )
+        group = f"groups (preprocess.split.group_by: {split.group_by}) are never divided"
+        return f"{rule}, and {group}", "Add images of other groups, or raise it"
+    if split.stratify and share * count >= 1:
+        return f"{rule}, and the first image of each class stays in train", "Add images"
+    cure = f"Add images, or raise {key}"
+    if split.stratify or share * count < 1:
+        return f"{rule}, which rounds to none", cure
+    exact = "set preprocess.split.stratify: true, which keeps to the shares exactly"
+    return rule, f"{cure}, or {exact}"
 
 
 def explain_from_shards(
     kept: Mapping[str, Sequence[Record]],
     rejected: Iterable[RejectedRecord],
     summaries: Iterable[ShardSummary],
-) -> Callable[[str], str]:
+    name: str,
+) -> str:
     """Explains why a split is empty, after all stages have run."""
-    rejected, summaries = list(rejected), list(summaries)
-
-    def explain(name: str) -> str:
-        keys = {record.key for record in kept[name]}
-        reasons = Counter(
-            f"{record.stage}: {record.reason}" for record in rejected if record.key in keys
-        )
-        for summary in summaries:
-            reasons.update(summary.skipped if summary.split == name else {})
-        if not reasons:
-            return (
-                f"the stages keep no box of its {len(keys)} images. Correct the annotations or the "
-                "stages."
-            )
-        rejects = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
-        return (
-            f"all of its {len(keys)} images were rejected or skipped ({rejects}). Correct them, or "
-            "the stages."
-        )
-
-    return explain
+    keys = {record.key for record in kept[name]}
+    reasons = Counter(f"{each.stage}: {each.reason}" for each in rejected if each.key in keys)
+    for summary in summaries:
+        reasons.update(summary.skipped if summary.split == name else {})
+    if not reasons:
+        fault = f"the stages keep no box of its {len(keys)} images"
+        return f"{fault}. Correct the annotations or the stages."
+    rejects = ", ".join(f"{count} by {reason}" for reason, count in sorted(reasons.items()))
+    fault = f"all of its {len(keys)} images were rejected or skipped ({rejects})"
+    return f"{fault}. Correct them, or the stages."

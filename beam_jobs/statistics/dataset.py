@@ -202,13 +202,13 @@ def find_duplicates(
 
 def infer_schema(figures: DatasetFigures, measurements: Measurements) -> DataSchema:
     """The schema of a data set, by the measurements of all splits. Its sizes may be 0."""
-    least_height, largest_height, least_width, largest_width = measurements.sizes or (0,) * 4
+    sizes = measurements.sizes or (0, 0, 0, 0)
     return DataSchema(
         task=figures.task,
         class_names=figures.class_names,
         channels=figures.image_shape[2],
-        height=(least_height, largest_height),
-        width=(least_width, largest_width),
+        height=sizes[:2],
+        width=sizes[2:],
         has_boxes=bool(measurements.by_class),
     )
 
@@ -237,9 +237,7 @@ def compute_distances(
 ) -> list[Distance]:
     """The distances of the classes and of all features that both have, the largest one first."""
     shared = ours.features.keys() & theirs.features.keys()
-    pairs: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        name: (ours.features[name].counts, theirs.features[name].counts) for name in shared
-    }
+    pairs = {name: (ours.features[name].counts, theirs.features[name].counts) for name in shared}
     pairs[LABELS] = align_labels(ours.labels, theirs.labels)
     return [
         Distance(

@@ -54,10 +54,9 @@ def render(data: PageData) -> str:
     here, statistics, figures = Path(__file__).parent, data.statistics, data.figures
     findings = list(_list_findings(data))
     boxes_by_class = statistics.merge_splits().by_class.items()
-    counts = {
-        name: [figures.labels[split].get(name, 0) for split in SPLITS]
-        for name in figures.class_names
-    }
+    by_count = sorted(boxes_by_class, key=lambda item: (-item[1]["box_area"].count, item[0]))
+    labels = [figures.labels[split] for split in SPLITS]
+    counts = {name: [each.get(name, 0) for each in labels] for name in figures.class_names}
     return render_page(
         here / "data.html",
         [here / "data.css"],
@@ -79,14 +78,8 @@ def render(data: PageData) -> str:
             for name in FEATURES
             if any(histograms := [statistics.splits[split].features.get(name) for split in SPLITS])
         },
-        boxes_by_class=sorted(
-            boxes_by_class, key=lambda item: (-item[1]["box_area"].count, item[0])
-        )[:_MAX_CLASSES],
-        rejects=[
-            bad.rejected.model_dump()
-            | {"num_bytes": bad.num_bytes, "image": make_thumbnail(bad.content)}
-            for bad in data.quarantine
-        ],
+        boxes_by_class=by_count[:_MAX_CLASSES],
+        make_thumbnail=make_thumbnail,
     )
 
 
@@ -99,7 +92,7 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"{num_rejected:,} of {records} in quarantine."
     else:
         yield True, "No record was rejected."
-    duplicates = data.statistics.duplicates
+    duplicates, whole = data.statistics.duplicates, data.statistics.merge_splits()
     if across := duplicates.num_groups_across_splits:
         images = _pluralize(across, "image is", "images are")
         yield False, f"{images} in more than one split, so a test may contain training images."
@@ -108,13 +101,11 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"{files} of others in their split."
     else:
         yield True, "No two files are the same."
-    for warning in data.figures.warnings:
-        yield False, warning
-    whole = data.statistics.merge_splits()
+    yield from ((False, warning) for warning in data.figures.warnings)
     if count := whole.missing.get(NO_LABEL):
         yield False, f"{_pluralize(count, 'example has', 'examples have')} no label."
-    splits = data.statistics.splits
-    empty = {split: each.missing.get(NO_BOXES, 0) for split, each in splits.items()}
+    splits = data.statistics.splits.items()
+    empty = {split: each.missing.get(NO_BOXES, 0) for split, each in splits}
     for text in describe_empty_images(empty, data.figures.num_examples):
         yield True, f"{text}: nothing but background."
 
@@ -154,19 +145,16 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
     ours = data.statistics.splits["train"].features
     theirs = data.reference.splits["train"].features if data.reference else {}
     groups: dict[str, list[tuple[str, Histogram, Markup | None]]] = {}
-    for level, title in _GROUPS.items():
+    for level, heading in _GROUPS.items():
         for name, feature in FEATURES.items():
             if feature.level == level and name in ours:
-                histograms = [ours[name], *([theirs[name]] if name in theirs else [])]
-                values = {value for each in histograms for value in (each.minimum, each.maximum)}
-                svg = _draw_feature(name, ours[name], theirs.get(name)) if len(values) > 1 else None
-                groups.setdefault(title, []).append((name, ours[name], svg))
+                found = [each[name] for each in (ours, theirs) if name in each]
+                values = {value for each in found for value in (each.minimum, each.maximum)}
+                title, unit, edges = feature.title, feature.unit, feature.edges
+                bars = [each.counts for each in found]
+                svg = draw_binned_histogram(title, unit, edges, *bars) if len(values) > 1 else None
+                groups.setdefault(heading, []).append((name, ours[name], svg))
     return groups
-
-
-def _draw_feature(name: str, ours: Histogram, reference: Histogram | None = None) -> Markup:
-    feature, theirs = FEATURES[name], reference.counts if reference else ()
-    return draw_binned_histogram(feature.title, feature.unit, feature.edges, ours.counts, theirs)
 
 
 def make_thumbnail(content: bytes) -> str | None:

@@ -43,16 +43,6 @@ def test_of_equal_images_the_one_in_test_stays():
     assert out == [("a", "duplicate", "equal to c"), ("b", "duplicate", "equal to c")]
 
 
-def test_copies_that_were_removed_are_neither_bad_nor_good():
-    """So that a class of which only copies of a bad image are left is lost."""
-    decision = remove_duplicates(
-        {"train": [record("a", "x"), record("b", "x"), record("c", "y"), record("d", "y", "dog")]},
-        {},
-        0,
-    )
-    assert [member.key for member in decision.records_without_copies] == ["a", "c", "d"]
-
-
 def test_without_a_test_image_the_one_in_validation_stays():
     kept, _ = decide(train=[record("a", "x")], validation=[record("b", "x")])
     assert kept == {"train": [], "validation": ["b"], "test": []}

@@ -65,15 +65,15 @@ def split(**options) -> Split:
     ],
 )
 def test_the_cause_of_a_split_that_is_empty_in_the_plan(found, options, message):
-    assert message in explain_from_plan(found, NONE, split(**options))("test")
+    assert message in explain_from_plan(found, NONE, split(**options), "test")
 
 
 def test_removed_duplicates_and_unusable_boxes_are_causes(record_property):
     given = records(4, split="test")
-    assert explain_from_plan(given, NONE, split())("test").startswith(
+    assert explain_from_plan(given, NONE, split(), "test").startswith(
         "all of its 4 images are equal to others or contradict them. Add other images"
     )
-    assert explain_from_plan(given, NONE | {"test": given}, split())("test").startswith(
+    assert explain_from_plan(given, NONE | {"test": given}, split(), "test").startswith(
         "none of its 4 images has a label or a box that the stages keep"
     )
 
@@ -96,11 +96,11 @@ def test_what_the_stages_kept_out_is_counted_by_its_reasons():
             nanoseconds={},
         )
     ]
-    assert explain_from_shards(planned, rejected, summaries)("test") == (
+    assert explain_from_shards(planned, rejected, summaries, "test") == (
         "all of its 3 images were rejected or skipped (1 by decode: damaged, 2 by filter: class). "
         "Correct them, or the stages."
     )
-    assert "the stages keep no box of its 3 images" in explain_from_shards(planned, [], [])("test")
+    assert "the stages keep no box of its 3 images" in explain_from_shards(planned, [], [], "test")
 
 
 def test_the_job_says_that_all_images_of_a_split_are_damaged(animals):

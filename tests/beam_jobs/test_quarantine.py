@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from beam_jobs.output.quarantine import MAX_BYTES, QuarantineWriter, find_lost_classes
+from beam_jobs.output.quarantine import (
+    MAX_BYTES,
+    QuarantineWriter,
+    check_rejects,
+    find_lost_classes,
+)
+from beam_jobs.planning.duplicates import CollectionDecision
 from beam_jobs.planning.plan import Record
+from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord
 from pipeline_ops.config.preprocess import Rejects, StageConfig
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.open_store import open_root
 
@@ -144,6 +152,20 @@ def test_a_class_is_lost_under_the_name_that_it_has_after_the_stages():
     assert find_lost_classes(
         labels_of(records), [rejected("1"), rejected("2"), rejected("3")], stages
     ) == ["cat", "dog"]
+
+
+def test_a_class_of_which_only_removed_copies_are_left_is_lost(tmp_path):
+    records = [
+        Record(RawFile(key, 1, number), label)
+        for number, (key, label) in enumerate([("a", "cat"), ("b", "cat"), ("c", "dog")])
+    ]
+    copy = RejectedRecord(key="b", stage="duplicates", reason="duplicate", detail="near a")
+    decision = CollectionDecision({"train": [records[0], records[2]]}, (records[1],), (copy,))
+    source = SimpleNamespace(found=SourceRecords(records, [], {}), stages=[])
+    attempt, request = SimpleNamespace(folder=tmp_path), SimpleNamespace(config_file="a.yaml")
+    job = SimpleNamespace(attempt=attempt, request=request)
+    with pytest.raises(DataError, match="every record of cat is unusable"):
+        check_rejects([rejected("a"), copy], source, decision, Rejects(max_count=9), job)
 
 
 def voc(label: str, xmin: int) -> bytes:

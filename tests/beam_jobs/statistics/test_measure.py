@@ -10,8 +10,8 @@ import pytest
 
 from beam_jobs.stages.stage import Box, Example
 from beam_jobs.statistics.summary import (
-    MeasurementAccumulator,
     Measurements,
+    add_up,
     decode_measurements,
     encode_measurements,
     measure_brightness_and_contrast,
@@ -31,10 +31,7 @@ def example(
 
 
 def measure(*examples: Example, raw_shape=(100, 200, 3)) -> Measurements:
-    accumulator = MeasurementAccumulator()
-    for one in examples:
-        accumulator.add(measure_example(raw_shape, 5000, one))
-    return accumulator.to_measurements()
+    return add_up(measure_example(raw_shape, 5000, one) for one in examples)
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 1), (64, 48, 3), (1, 1, 1)])
@@ -108,15 +105,9 @@ def test_boxes_are_measured_in_fractions_of_the_stored_image_by_class():
 
 def test_numbers_that_went_through_an_index_measure_the_same():
     boxes = (Box(0, 0, 10.1, 1 / 3, "cell"), Box(5, 4, 20, 40, "plate"))
-    accumulator, examples = (
-        MeasurementAccumulator(),
-        [example(3, boxes=boxes), example(4), example(5, label=""), example(6, boxes=())],
-    )
-    for measurements in decode_measurements(
-        encode_measurements([measure_example((100, 200, 3), 5000, one) for one in examples])
-    ):
-        accumulator.add(measurements)
-    assert accumulator.to_measurements() == measure(*examples)
+    examples = [example(3, boxes=boxes), example(4), example(5, label=""), example(6, boxes=())]
+    text = encode_measurements([measure_example((100, 200, 3), 5000, one) for one in examples])
+    assert add_up(decode_measurements(text)) == measure(*examples)
     assert (encode_measurements([]), decode_measurements("")) == ("", [])
 
 

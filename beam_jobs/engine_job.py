@@ -184,7 +184,7 @@ class EngineJob:
     def find_failure(self) -> str:
         """The reason why Flink repeats a step, told once. "" if there is nothing new."""
         before, self._told = self._told, self._read_flink_error()
-        return find_reason(self._told) if self._told != before else ""
+        return find_reason(self._told) if self._told not in ("", before) else ""
 
     def _read_flink_error(self) -> str:
         job = self._find_on_flink()

@@ -28,12 +28,7 @@ from beam_jobs.stages.stage import Reject
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.entries import walk_entries
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import (
-    RawFile,
-    RejectedFile,
-    to_file_version,
-    to_raw_key,
-)
+from pipeline_ops.raw_data.raw_file import RawFile, RejectedFile, to_file_version, to_raw_key
 from pipeline_ops.storage.local_files import describe_os_error
 
 _MAX_FILES = 2_000_000

@@ -21,16 +21,7 @@ from typing import Any
 
 import pydantic
 
-from beam_jobs.stages import (
-    clip_boxes,
-    decode,
-    encode,
-    equalize,
-    filter,
-    map_classes,
-    resize,
-    tile,
-)
+from beam_jobs.stages import clip_boxes, decode, encode, equalize, filter, map_classes, resize, tile
 from beam_jobs.stages.stage import Example, Reject, Rejected, Skip, Stage
 from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.artifacts.source_code import digest_file
@@ -40,11 +31,7 @@ from pipeline_ops.config.validation import describe_problem
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.user_code.modules import import_module, locate_error
-from pipeline_ops.user_code.stages import (
-    digest_stage_code,
-    find_module_path,
-    list_published_names,
-)
+from pipeline_ops.user_code.stages import digest_stage_code, find_module_path, list_published_names
 
 _Problem = tuple[tuple[str | int, ...], str]
 """The location of a value in the config, and the rule that it breaks."""

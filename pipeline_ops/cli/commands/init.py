@@ -25,11 +25,7 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
     parse_overrides,
 )
-from pipeline_ops.cli.first_config.settings import (
-    Budget,
-    choose_settings,
-    fit_to_budget,
-)
+from pipeline_ops.cli.first_config.settings import Budget, choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import (

@@ -23,11 +23,11 @@ from beam_jobs.sources.source import (
 )
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.config.reading import locate_in_file, suggest_name
+from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.sources import BoxOptions, OwnCodeSource, Source, UserSource
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.user_code.modules import hide_modules, import_module, locate_error
+from pipeline_ops.user_code.modules import hide_modules, load_object, locate_error
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
@@ -129,23 +129,14 @@ def _make_bug(bound: BoundSource, fault: str) -> SourceFailed:
     return SourceFailed(f"source {bound.name} in {file} {fault}. It must yield a SourceEntry.")
 
 
-def _load_function(source: OwnCodeSource) -> Callable[..., Any]:
-    module_name, _, attribute = find_source_path(source).partition(":")
+def _load_function(source: OwnCodeSource) -> Any:
     key, is_source = f"preprocess.source.{source.code_key}", isinstance(source, UserSource)
-    kind, fits = ("function", inspect.isfunction) if is_source else ("class", callable)
     remedy = "Correct it, or install what it needs, for both Airflow and the job."
-    try:
-        with hide_modules(()):  # Beam warns of clients that are not installed
-            module = import_module(module_name, remedy)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
-    found: Any = getattr(module, attribute, None)
-    if not fits(found):
-        known = [name for name, value in vars(module).items() if fits(value)]
-        raise ConfigError(
-            f"{key}: {module.__file__} has no {kind} {attribute!r}"
-            + (f"; {suggest_name(attribute, known)}" if known else f"; it defines no {kind}")
-        )
+    with hide_modules(()):  # Beam warns of clients that are not installed
+        found = load_object(find_source_path(source), key, remedy)
+    if not (inspect.isfunction(found) if is_source else callable(found)):
+        kind = "function" if is_source else "class"
+        raise ConfigError(f"{key}: {source.code_name} is no {kind}, but {found!r:.80}")
     return found
 
 

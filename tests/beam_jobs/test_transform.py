@@ -206,7 +206,7 @@ def test_a_fault_of_a_transform_is_named(animals, body, code, message):
 @pytest.mark.parametrize(
     ("source", "line", "message"),
     [
-        ({"transform": "warehouse:Nothing"}, 4, "warehouse.py has no class 'Nothing'"),
+        ({"transform": "warehouse:Nothing"}, 4, "warehouse has no function 'Nothing'; valid"),
         ({"transform": "nothing:Nothing"}, 4, "there is no module nothing"),
         ({"photo": "a"}, 4, "unknown parameter; the nearest valid name is 'photos'"),
         ({"labels": ""}, 4, "preprocess.source.labels: string should have at least 1"),

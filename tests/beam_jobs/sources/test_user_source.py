@@ -273,10 +273,10 @@ def test_validate_accepts_a_source_and_reports_file_line_and_cure(named, capsys)
     [
         (
             {"type": "named:nmaed"},
-            "named.py has no function 'nmaed'; the nearest valid name is 'named'",
+            "the module named has no function 'nmaed'; the nearest valid name is 'named'",
         ),
         ({"type": "named_helper:find_label"}, "find_label must take `(files: SourceFiles,"),
-        ({"type": "named:Named"}, "named.py has no function 'Named'"),
+        ({"type": "named:Named"}, "named:Named is no function, but <class"),
         (
             {"separatr": "-"},
             "preprocess.source.separatr: unknown parameter; the nearest valid name is 'separator'",

@@ -30,8 +30,8 @@ from pipeline_ops.config.reading import locate_in_file, suggest_name
 from pipeline_ops.config.validation import describe_problem
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.storage.checksums import compute_digest
+from pipeline_ops.user_code import stages as user_stages
 from pipeline_ops.user_code.modules import import_module, locate_error
-from pipeline_ops.user_code.stages import digest_stage_code, find_module_path, list_published_names
 
 _Problem = tuple[tuple[str | int, ...], str]
 """The location of a value in the config, and the rule that it breaks."""
@@ -53,7 +53,6 @@ CATALOGUE: dict[str, Stage] = {
     "encode": Stage(encode.Encode, encode.encode),
 }
 
-
 BUILT_IN = frozenset(
     ("decode", "filter", "map_classes", "clip_boxes", "tile", "resize", "equalize", "encode")
 )
@@ -64,7 +63,7 @@ def find_stage(name: str) -> Stage:
     """Returns the stage with this name, of the catalogue, an installed package or a module path."""
     if stage := CATALOGUE.get(name) or load_stage(name):
         return stage
-    rule = f"unknown stage; {suggest_name(name, [*CATALOGUE, *list_published_names()])}"
+    rule = f"unknown stage; {suggest_name(name, [*CATALOGUE, *user_stages.list_published_names()])}"
     if name == "augment":
         rule += ". Random changes of training images are train.input.augment"
     raise ConfigError(rule)
@@ -73,29 +72,24 @@ def find_stage(name: str) -> Stage:
 @functools.lru_cache
 def load_stage(name: str) -> Stage | None:
     """The stage behind a module path or an entry point, or None if the name is neither."""
-    path = find_module_path(name)
+    path = user_stages.find_module_path(name)
     if path is None:
         return None
     module_name, _, attribute = path.partition(":")
-    module = import_module(
-        module_name,
-        "Install its package, or add its folder to PYTHONPATH, for both Airflow and the job.",
-    )
+    cure = "Install its package, or add its folder to PYTHONPATH, for both Airflow and the job."
+    module = import_module(module_name, cure)
     found = getattr(module, attribute, None)
     if isinstance(found, Stage):
         return found
     if not inspect.isfunction(found):
-        raise ConfigError(
-            f"the module {module_name} has no function {attribute!r}. "
-            "Name a stage as `module:function`."
-        )
+        fault = f"the module {module_name} has no function {attribute!r}"
+        raise ConfigError(f"{fault}. Name a stage as `module:function`.")
     parameters = find_parameters_class(found)
     if parameters is None:
-        raise ConfigError(
-            f"{path} must take an Example and its parameters, "
-            "`def stage(example: Example, parameters: MyParameters)`, "
-            "where MyParameters is a class with the decorator @parameters of beam_jobs.stages.stage"
-        )
+        fault = f"{path} must take an Example and its parameters"
+        example = "`def stage(example: Example, parameters: MyParameters)`"
+        known = "is a class with the decorator @parameters of beam_jobs.stages.stage"
+        raise ConfigError(f"{fault}, {example}, where MyParameters {known}")
     return Stage(parameters, found, serve=_find_serve(module, parameters))
 
 
@@ -119,12 +113,12 @@ def _find_serve(module: types.ModuleType, parameters: Any) -> Any:
         return None
     taken = find_parameters_class(serve)
     if taken is None:
-        raise ConfigError(
+        fault = (
             f"{module.__name__}.serve, by which a published model applies a stage, must have the "
-            "class of the stage's parameters as the annotation of its second argument: "
-            f"`def serve(image, parameters: {parameters.__name__})`. "
-            "Give it another name if it serves no stage."
+            "class of the stage's parameters as the annotation of its second argument"
         )
+        example = f"`def serve(image, parameters: {parameters.__name__})`"
+        raise ConfigError(f"{fault}: {example}. Give it another name if it serves no stage.")
     return serve if taken is parameters else None
 
 
@@ -134,17 +128,13 @@ def bind_stages(stages: Iterable[StageConfig], config_file: Path | None = None) 
     With the file of the config, they check that they are served: one that is not may not change
     pixels of examples for validation and test.
     """
-    found = [(config, find_stage(config.name)) for config in stages]
-    return [
-        BoundStage(
-            config.name,
-            stage,
-            stage.parameters(**config.parameters),
-            position,
-            None if stage.serve or config.served == "by_client" else config_file,
-        )
-        for position, (config, stage) in enumerate(found)
-    ]
+    bound = []
+    for position, config in enumerate(stages):
+        stage = find_stage(config.name)
+        parameters = stage.parameters(**config.parameters)
+        unserved_in = None if stage.serve or config.served == "by_client" else config_file
+        bound.append(BoundStage(config.name, stage, parameters, position, unserved_in))
+    return bound
 
 
 def describe_stages(config: Preprocess) -> list[StageFigures]:
@@ -164,7 +154,7 @@ def digest_code(name: str) -> str:
     """A digest of the source files of a stage. Comments and docstrings do not count."""
     if stage := CATALOGUE.get(name):
         return digest_file(Path(inspect.getfile(stage.function)))
-    return compute_digest(digest_stage_code([name]))
+    return compute_digest(user_stages.digest_stage_code([name]))
 
 
 def check_stages(config: Preprocess, config_file: Path) -> None:
@@ -198,18 +188,18 @@ def check_data(
 ) -> None:
     """Checks that stages with valid parameters can work on the task and the classes of a source."""
     stages, problems = bind_stages(config.stages, config_file), []
-    for index, stage in enumerate(stages):
-        names = map_class_names(stages[:index], class_names)
-        location = ("preprocess", "stages", index, stage.name)
-        if (check := stage.stage.check) and (problem := check(stage.parameters, task, names)):
-            problems.append((location, problem))
-        is_by_client = any(each.served for each in config.stages)
-        if stage.stage.splits and task == "classification" and not is_by_client:
-            rule = (
-                "makes several images of one, for which a served classifier has no single answer. "
-                "Leave it to the client: write served: by_client beside its name"
+    is_by_client = any(each.served for each in config.stages)
+    for bound in stages:
+        names = map_class_names(stages[: bound.position], class_names)
+        check = bound.stage.check
+        if check and (problem := check(bound.parameters, task, names)):
+            problems.append((bound.location, problem))
+        if bound.stage.splits and task == "classification" and not is_by_client:
+            fault = (
+                "makes several images of one, for which a served classifier has no single answer"
             )
-            problems.append((location, rule))
+            cure = "Leave it to the client: write served: by_client beside its name"
+            problems.append((bound.location, f"{fault}. {cure}"))
     raise_problems(problems, config_file)
 
 
@@ -225,27 +215,22 @@ def find_parameter_problems(
 
 
 def _describe_rule(problem: Mapping[str, Any], parameters: Any) -> str:
-    match problem["type"]:
-        case "unexpected_keyword_argument":
-            known = [field.name for field in dataclasses.fields(parameters)]
-            if not known:
-                return "unknown parameter; there are none"
-            return f"unknown parameter; {suggest_name(str(problem['loc'][-1]), known)}"
-        case "value_error":
-            return str(problem["ctx"]["error"])
-        case _:
-            return describe_problem(problem)
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    if problem["type"] != "unexpected_keyword_argument":
+        return describe_problem(problem)
+    known, name = [field.name for field in dataclasses.fields(parameters)], problem["loc"][-1]
+    return f"unknown parameter; {suggest_name(str(name), known) if known else 'there are none'}"
 
 
 def raise_problems(problems: Sequence[_Problem], config_file: Path) -> None:
     """Raises ConfigError with a line for each problem, if there is one."""
-    if problems:
-        raise ConfigError(
-            "\n".join(
-                f"{locate_in_file(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
-                for location, rule in problems
-            )
-        )
+    lines = [
+        f"{locate_in_file(config_file, location)}: {'.'.join(map(str, location))}: {rule}"
+        for location, rule in problems
+    ]
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 class StageFailed(TrainyardError):
@@ -266,6 +251,11 @@ class BoundStage:
     position: int = 0
     unserved_in: Path | None = None
 
+    @property
+    def location(self) -> tuple[str | int, ...]:
+        """The place of the stage in the config."""
+        return "preprocess", "stages", self.position, self.name
+
     def __call__(self, example: Example) -> list[Example]:
         """Runs the stage on one example.
 
@@ -277,16 +267,12 @@ class BoundStage:
         except (Reject, Skip, ConfigError, MemoryError):
             raise
         except Exception as error:
-            raise StageFailed(
-                f"stage {self.name} failed on {example.key}, in {locate_error(error)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            place = f"stage {self.name} failed on {example.key}, in {locate_error(error)}"
+            raise StageFailed(f"{place}: {type(error).__name__}: {error}") from error
         examples = result if isinstance(result, list) else [result]
-        if (fault := _find_fault(examples)) is not None:
-            raise StageFailed(
-                f"stage {self.name} returned {fault} for {example.key}; "
-                "it must return an Example whose image is uint8 [height, width, 1 or 3]"
-            )
+        if fault := _find_fault(examples):
+            cure = "it must return an Example whose image is uint8 [height, width, 1 or 3]"
+            raise StageFailed(f"stage {self.name} returned {fault} for {example.key}; {cure}")
         for each in examples:
             each.image.flags.writeable = False  # a later stage may not write into it
         self.check_pixels(example, examples)
@@ -296,33 +282,24 @@ class BoundStage:
         """Raises ConfigError if the stage has made a change that it may not make."""
         if self.unserved_in is None or before.split == "train" or before.pixels is None:
             return
+        import numpy as np
+
+        image = after[0].image
         if len(after) > 1:
             change = f"makes {len(after)} examples of {before.key}"
-        elif not _has_equal_pixels(before, after[0]):
-            change = f"changes pixels of {before.key}"
-        else:
+        elif image is before.image or np.array_equal(image, before.image):
             return
-        location = ("preprocess", "stages", self.position, self.name)
-        rule = (
-            f"{change}, but a published model would not do this to a raw image. "
-            f"{self._list_cures()}. docs/add-a-stage.md describes how a stage is served."
-        )
-        raise_problems([(location, rule)], self.unserved_in)
-
-    def _list_cures(self) -> str:
+        else:
+            change = f"changes pixels of {before.key}"
         leave = "write `served: by_client` beside its name if clients of the model run the stages"
-        if self.name in BUILT_IN:
-            return f"Remove it, or {leave}"
-        return (
-            f"Write a function `serve` beside it in {inspect.getfile(self.stage.function)}, "
-            f"or {leave}, or leave the pixels of examples for validation and test as they are"
-        )
-
-
-def _has_equal_pixels(one: Example, other: Example) -> bool:
-    import numpy as np
-
-    return one.image is other.image or np.array_equal(one.image, other.image)
+        cures = f"Remove it, or {leave}"
+        if self.name not in BUILT_IN:
+            unchanged = "leave the pixels of examples for validation and test as they are"
+            file = inspect.getfile(self.stage.function)
+            cures = f"Write a function `serve` beside it in {file}, or {leave}, or {unchanged}"
+        fault = f"{change}, but a published model would not do this to a raw image"
+        page = "docs/add-a-stage.md describes how a stage is served"
+        raise_problems([(self.location, f"{fault}. {cures}. {page}.")], self.unserved_in)
 
 
 def _find_fault(examples: list[Any]) -> str | None:
@@ -332,19 +309,12 @@ def _find_fault(examples: list[Any]) -> str | None:
         if not isinstance(example, Example):
             return f"a {type(example).__name__}"
         image: Any = example.pixels
-        if (
-            getattr(image, "ndim", 0) != 3
-            or image.dtype != "uint8"
-            or image.shape[2] not in (1, 3)
-            or not image.size
-        ):
-            return (
-                f"an image of {getattr(image, 'dtype', type(image).__name__)} "
-                f"{list(getattr(image, 'shape', ()))}"
-            )
-    if len(examples) > 1 and len({example.key for example in examples}) < len(examples):
-        return "two examples with one key"
-    return None
+        dtype = getattr(image, "dtype", type(image).__name__)
+        shape: Any = getattr(image, "shape", ())
+        if dtype != "uint8" or len(shape) != 3 or shape[2] not in (1, 3) or 0 in shape:
+            return f"an image of {dtype} {list(shape)}"
+    has_copies = len({example.key for example in examples}) < len(examples)
+    return "two examples with one key" if has_copies else None
 
 
 def run_stages(

@@ -29,14 +29,9 @@ def clip_boxes(example: Example, parameters: ClipBoxes) -> Example:
     `filter: {min_boxes: 1}` removes such examples.
     """
     height, width, _ = example.shape
-    boxes = clip_to_image(example.boxes, height, width, parameters.min_visible)
-    return example.with_boxes(
-        [
-            box
-            for box in boxes or ()
-            if box.area >= parameters.min_area and box.shorter_side >= parameters.min_side
-        ]
-    )
+    boxes = clip_to_image(example.boxes, height, width, parameters.min_visible) or ()
+    large = [box for box in boxes if box.area >= parameters.min_area]
+    return example.with_boxes([box for box in large if box.shorter_side >= parameters.min_side])
 
 
 def check(parameters: ClipBoxes, task: str, class_names: Sequence[str]) -> str | None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -35,19 +36,18 @@ _MAX_SEGMENTS, _MAX_EXIF_TAGS = 4096, 512
 nobody can have a server search for long."""
 _EXIF = b"Exif\0\0"
 _JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_PNG_WITH_ALPHA = (4, 6)  # grey and alpha, RGB and alpha; a palette has a tRNS chunk instead
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_PORTABLE = tuple(b"P%d%c" % (kind, blank) for kind in range(1, 7) for blank in b" \n\r\t")
-_OTHER_FILES = (
-    *((4, b"ftyp" + brand, "a HEIC file, as iPhones write it") for brand in (b"hei", b"mif1")),
-    (4, b"ftypavif", "an AVIF file"),
-    (4, b"jP  ", "a JPEG 2000 file"),
-    (0, b"8BPS", "a file of Photoshop"),
-    (0, b"%PDF", "a PDF file"),
-    (0, b"<svg", "an SVG file, which has no pixels"),
-    (0, b"PK\3\4", "a zip archive"),
-)
-"""Files that are taken for images: a position, the bytes there, and the words for them."""
+_OTHER_FORMATS = re.compile(rb"GIF8|BM|II\*\0|MM\0\*|P[1-6][ \n\r\t]|RIFF.{4}WEBP", re.DOTALL)
+_OTHER_FILES = {
+    rb".{4}ftyp(hei|mif1)": "a HEIC file, as iPhones write it",
+    rb".{4}ftypavif": "an AVIF file",
+    rb".{4}jP  ": "a JPEG 2000 file",
+    rb"8BPS": "a file of Photoshop",
+    rb"%PDF": "a PDF file",
+    rb"<svg": "an SVG file, which has no pixels",
+    rb"PK\x03\x04": "a zip archive",
+}
+"""The beginnings of files that are taken for images, and the words for them."""
 _CONVERT = "Convert it to JPEG or PNG"
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4  # types of a tag's value: 16 and 32 bits
@@ -86,76 +86,27 @@ def decode(example: Example, parameters: Decode) -> Example:
         raise Reject("corrupt", f"{width}x{height} pixels")
     if not header.is_whole:
         raise Reject("truncated", f"a part of the file is missing; it has {len(data)} bytes")
-    pixels, is_kept = _decode(data, header, parameters)
+    image, is_opaque = header.decode(data, parameters)
+    if image.shape[:2] not in ((height, width), (width, height)):
+        found = f"in the data {image.shape[1]}x{image.shape[0]}"
+        raise Reject("corrupt", f"{width}x{height} pixels in the header, {found}")
     boxes = example.boxes
     if boxes is not None:
-        orientation = header.read_orientation(data)
-        boxes = convert_boxes(boxes, example.frame or BoxFrame(), *orientation)
+        boxes = convert_boxes(boxes, example.frame or BoxFrame(), *header.read_orientation(data))
+    pixels = image if header.orientation == 1 else _turn(image, header.orientation)
+    is_kept = header.is_kept and is_opaque
     return example.replace(pixels=pixels, is_original=is_kept, boxes=boxes, frame=None)
 
 
-def _decode(data: bytes, header: _Header, parameters: Decode) -> tuple[np.ndarray, bool]:
-    """The upright image, and whether the shard may hold the file as it is."""
-    is_kept = header.is_kept
-    if header.is_cmyk:
-        image = _decode_cmyk(data, parameters.channels, header.has_adobe_marker)
-    elif header.is_jpeg:
-        image = _decode_jpeg(data, parameters.channels)
-    elif header.has_alpha:
-        image, is_opaque = _decode_onto_background(parameters.background, data, parameters.channels)
-        is_kept = is_kept and is_opaque
-    else:
-        image = _decode_other(data, parameters.channels, parameters.bits)
-    if image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
-        raise Reject(
-            "corrupt",
-            f"{header.width}x{header.height} pixels in the header, "
-            f"in the data {image.shape[1]}x{image.shape[0]}",
-        )
-    return _turn(image, header.orientation), is_kept
+def count_bits(data: bytes) -> int:
+    """Returns the bits that the largest value of a 16-bit image file needs, or 0 for other files.
 
-
-def _decode_jpeg(data: bytes, channels: int, colors: str = "") -> np.ndarray:
-    import simplejpeg
-
-    try:
-        image: np.ndarray = simplejpeg.decode_jpeg(
-            data, colors or ("GRAY" if channels == 1 else "RGB")
-        )
-    except ValueError as error:
-        raise _make_jpeg_reject(data, error) from None
-    return image
-
-
-def _decode_cmyk(data: bytes, channels: int, has_adobe_marker: bool) -> np.ndarray:
-    """Computes RGB as TensorFlow's decoder does. Files with Adobe's marker hold 255 - ink."""
-    import numpy as np
-    from PIL import Image
-
-    light = _decode_jpeg(data, channels, "CMYK").astype(np.uint16)
-    if not has_adobe_marker:
-        light = 255 - light
-    image = (light[:, :, :3] * light[:, :, 3:] // 255).astype(np.uint8)
-    return (
-        image if channels == 3 else np.array(Image.fromarray(image).convert("L"))[:, :, np.newaxis]
-    )
-
-
-def _decode_onto_background(
-    background: Color, data: bytes, channels: int
-) -> tuple[np.ndarray, bool]:
-    """Uses Pillow, which knows all kinds of transparency, and tells if there is none."""
-    import numpy as np
-    from PIL import Image, ImageOps
-
-    with _open_with_pillow(data) as image:
-        # The header has the orientation of a PNG, from which `_decode` turns it.
-        upright = image if image.format == "PNG" else ImageOps.exif_transpose(image)
-        layer = upright.convert("RGBA")
-        is_opaque = layer.getchannel("A").getextrema() == (255, 255)
-        below = Image.new("RGBA", layer.size, (*background, 255))
-        flat = Image.alpha_composite(below, layer).convert("L" if channels == 1 else "RGB")
-        return np.array(flat).reshape(flat.height, flat.width, channels), is_opaque
+    `data` is a file that `decode` accepts.
+    """
+    if data.startswith(_JPEG_SIGNATURE):
+        return 0
+    image = _decode_with_opencv(data, channels=3, keeps_depth=True)
+    return int(image.max()).bit_length() if image.itemsize > 1 else 0
 
 
 def _turn(image_HWC: np.ndarray, orientation: int) -> np.ndarray:
@@ -163,8 +114,8 @@ def _turn(image_HWC: np.ndarray, orientation: int) -> np.ndarray:
     import numpy as np
 
     axes, flips = _describe_turn(orientation)
-    flipped = tuple(axis for axis, is_flipped in enumerate(flips) if is_flipped)
-    return np.ascontiguousarray(np.flip(image_HWC.transpose(axes), flipped))
+    backwards = tuple(axis for axis in range(3) if flips[axis])
+    return np.ascontiguousarray(np.flip(image_HWC.transpose(axes), backwards))
 
 
 def _describe_turn(orientation: int) -> tuple[tuple[int, int, int], tuple[bool, bool, bool]]:
@@ -173,25 +124,54 @@ def _describe_turn(orientation: int) -> tuple[tuple[int, int, int], tuple[bool, 
     return axes, (orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7), False)
 
 
-def count_bits(data: bytes) -> int:
-    """Returns the bits that the largest value of a 16-bit image file needs, or 0 for other files.
-
-    `data` is a file that `decode` accepts.
-    """
-    if data.startswith(b"\xff\xd8"):  # a JPEG
-        return 0
-    image = _decode_with_opencv(data, channels=3, keeps_depth=True)
-    return int(image.max()).bit_length() if image.itemsize > 1 else 0
+# Decoders. They return uint8 [H, W, channels], and whether no pixel of the file is transparent.
 
 
-def _decode_other(data: bytes, channels: int, bits: int) -> np.ndarray:
+def _decode_jpeg(data: bytes, parameters: Decode, colors: str = "") -> tuple[np.ndarray, bool]:
+    import simplejpeg
+
+    colors = colors or ("GRAY" if parameters.channels == 1 else "RGB")
+    return _call_simplejpeg(simplejpeg.decode_jpeg, data, colors), True
+
+
+def _decode_cmyk(data: bytes, parameters: Decode) -> tuple[np.ndarray, bool]:
+    """Computes RGB as TensorFlow's decoder does. Files with Adobe's marker hold 255 - ink."""
+    import numpy as np
+    from PIL import Image
+
+    stored, _ = _decode_jpeg(data, parameters, "CMYK")
+    _, has_adobe_marker, _ = _read_jpeg_segments(data)
+    light = (stored if has_adobe_marker else 255 - stored).astype(np.uint16)
+    image = (light[:, :, :3] * light[:, :, 3:] // 255).astype(np.uint8)
+    if parameters.channels == 1:
+        image = np.array(Image.fromarray(image).convert("L"))[:, :, np.newaxis]
+    return image, True
+
+
+def _decode_onto_background(data: bytes, parameters: Decode) -> tuple[np.ndarray, bool]:
+    """Uses Pillow, which knows all kinds of transparency."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    with _open_with_pillow(data) as image:
+        # The header has the orientation of a PNG, from which `decode` turns it.
+        upright = image if image.format == "PNG" else ImageOps.exif_transpose(image)
+        layer = upright.convert("RGBA")
+        is_opaque = layer.getchannel("A").getextrema() == (255, 255)
+        below = Image.new("RGBA", layer.size, (*parameters.background, 255))
+        mode = "L" if parameters.channels == 1 else "RGB"
+        flat = np.array(Image.alpha_composite(below, layer).convert(mode))
+        return flat.reshape(*flat.shape[:2], parameters.channels), is_opaque
+
+
+def _decode_other(data: bytes, parameters: Decode) -> tuple[np.ndarray, bool]:
     """Decodes with OpenCV, which reduces 16 bits to 8, and turns files other than PNG."""
     import numpy as np
 
-    image = _decode_with_opencv(data, channels, keeps_depth=bits < 16)
+    image = _decode_with_opencv(data, parameters.channels, keeps_depth=parameters.bits < 16)
     if image.itemsize > 1:
-        image = np.minimum(image >> (bits - 8), 255).astype(np.uint8)
-    return image.reshape(*image.shape[:2], channels)
+        image = np.minimum(image >> (parameters.bits - 8), 255).astype(np.uint8)
+    return image.reshape(*image.shape[:2], parameters.channels), True
 
 
 def _decode_with_opencv(data: bytes, channels: int, keeps_depth: bool) -> np.ndarray:
@@ -223,13 +203,10 @@ class _Header(NamedTuple):
 
     height: int
     width: int
-    is_kept: bool
-    is_jpeg: bool = False
-    has_alpha: bool = False
-    is_whole: bool = True
+    decode: Callable[[bytes, Decode], tuple[np.ndarray, bool]]
+    is_kept: bool = False
     orientation: int = 1
-    is_cmyk: bool = False
-    has_adobe_marker: bool = False
+    is_whole: bool = True
 
     def read_orientation(self, data: bytes) -> tuple[tuple[int, int], int]:
         """Height and width of the image as it is stored, and EXIF's orientation, 1 for upright."""
@@ -248,28 +225,18 @@ def _read_header(data: bytes) -> _Header:
         return _read_jpeg_header(data)
     if data.startswith(_PNG_SIGNATURE):
         return _read_png_header(data)
-    if data.startswith((b"GIF8", b"BM", b"II*\0", b"MM\0*", *_PORTABLE)) or (
-        data.startswith(b"RIFF") and data[8:12] == b"WEBP"
-    ):
+    if _OTHER_FORMATS.match(data):
         with _open_with_pillow(data) as image:
             if image.mode in ("F", "I") and image.format == "TIFF":
                 detail = f"a TIFF of 32 bits per value. {_CONVERT} with 8 or 16 bits"
                 raise Reject("not_image", detail)
-            return _Header(
-                image.height, image.width, is_kept=False, has_alpha=image.has_transparency_data
-            )
-    for place, signature, name in _OTHER_FILES:
-        if data.startswith(signature, place):
+            decoder = _decode_onto_background if image.has_transparency_data else _decode_other
+            return _Header(image.height, image.width, decoder)
+    for beginning, name in _OTHER_FILES.items():
+        if re.match(beginning, data, re.DOTALL):
             raise Reject("not_image", f"{name}. {_CONVERT}")
-    raise Reject(
-        "not_image", f"begins with {data[:8]!r}, which is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
-    )
-
-
-def _make_jpeg_reject(data: bytes, error: ValueError) -> Reject:
-    # A thumbnail inside has an end of its own.
-    has_end = b"\xff\xd9" in data and "Premature end" not in str(error)
-    return Reject("corrupt" if has_end else "truncated", str(error))
+    formats = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+    raise Reject("not_image", f"begins with {data[:8]!r}, which is no {formats}")
 
 
 @contextlib.contextmanager
@@ -288,65 +255,53 @@ def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
         raise Reject("corrupt", str(error) or type(error).__name__) from None
 
 
+def _call_simplejpeg(function: Callable[..., Any], data: bytes, *arguments: str) -> Any:
+    """Calls a function of simplejpeg, whose errors are rejects."""
+    try:
+        return function(data, *arguments)
+    except ValueError as error:
+        # A thumbnail inside has an end of its own.
+        has_end = b"\xff\xd9" in data and "Premature end" not in str(error)
+        raise Reject("corrupt" if has_end else "truncated", str(error)) from None
+
+
 def _read_jpeg_header(data: bytes) -> _Header:
     import simplejpeg
 
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError as error:
-        raise _make_jpeg_reject(data, error) from None
-    segments = _read_jpeg_segments(data)
-    if not segments.has_one_scan and (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
-        raise Reject(
-            "too_costly",
-            f"a JPEG of {num_scans} scans, each of which is a pass over all pixels; "
-            f"allowed are {_MAX_SCANS}",
-        )
-    orientation = _parse_orientation(data, segments.exif_at) if segments.exif_at else 1
-    is_cmyk = colors not in ("YCbCr", "Gray", "RGB")
-    return _Header(
-        height,
-        width,
-        is_kept=orientation == 1 and not is_cmyk,
-        is_jpeg=True,
-        orientation=orientation,
-        is_cmyk=is_cmyk,
-        has_adobe_marker=segments.has_adobe_marker,
-    )
+    height, width, colors, _ = _call_simplejpeg(simplejpeg.decode_jpeg_header, data)
+    orientation, _, has_one_scan = _read_jpeg_segments(data)
+    if not has_one_scan and (num_scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+        fault = f"a JPEG of {num_scans} scans, each of which is a pass over all pixels"
+        raise Reject("too_costly", f"{fault}; allowed are {_MAX_SCANS}")
+    if colors not in ("YCbCr", "Gray", "RGB"):
+        return _Header(height, width, _decode_cmyk, orientation=orientation)
+    return _Header(height, width, _decode_jpeg, orientation == 1, orientation)
 
 
-class _JpegSegments(NamedTuple):
-    """The properties of a JPEG that the segments before its pixels tell.
+def _read_jpeg_segments(data: bytes) -> tuple[int, bool, bool]:
+    """EXIF's orientation, whether Adobe's marker is there, and whether the first scan has all
+    components of a file that is not progressive. A decoder refuses another scan after such a one.
 
-    `exif_at` is the offset of EXIF's data, or 0. With `has_one_scan`, the first scan has all
-    components of a file that is not progressive. A decoder refuses another scan after it.
+    Follows the segments, because a search could find the pixels of a thumbnail inside one.
     """
-
-    exif_at: int = 0
-    has_adobe_marker: bool = False
-    has_one_scan: bool = False
-
-
-def _read_jpeg_segments(data: bytes) -> _JpegSegments:
-    """Follows the segments, because a search could find the pixels of a thumbnail inside one."""
-    found, number = _JpegSegments(), 0
-    offset, num_components, end = 2, 0, len(data) - 10
+    exif_at, has_adobe_marker, has_one_scan = 0, False, False
+    offset, number, num_components, end = 2, 0, 0, len(data) - 10
     while offset < end and data[offset] == 0xFF:
         number, marker = number + 1, data[offset + 1]
         if marker == 0xDA:
-            return found._replace(has_one_scan=data[offset + 4] == num_components)
+            has_one_scan = data[offset + 4] == num_components
+            break
         if marker == 0xFF:  # padding
             offset += 1
             continue
         if marker in (0xC0, 0xC1):  # a frame that is not progressive
             num_components = data[offset + 9]
-        elif marker == 0xEE and data.startswith(b"Adobe", offset + 4):
-            found = found._replace(has_adobe_marker=True)
-        elif marker == 0xE1 and number <= _MAX_SEGMENTS and not found.exif_at:
-            has_exif = data.startswith(_EXIF, offset + 4)
-            found = found._replace(exif_at=offset + 4 + len(_EXIF) if has_exif else 0)
+        elif marker == 0xEE:
+            has_adobe_marker |= data.startswith(b"Adobe", offset + 4)
+        elif marker == 0xE1 and number <= _MAX_SEGMENTS and not exif_at:
+            exif_at = offset + 4 + len(_EXIF) if data.startswith(_EXIF, offset + 4) else 0
         offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
-    return found
+    return _parse_orientation(data, exif_at), has_adobe_marker, has_one_scan
 
 
 def _parse_orientation(data: bytes, start: int) -> int:
@@ -355,19 +310,19 @@ def _parse_orientation(data: bytes, start: int) -> int:
     EXIF 2.32, section 4.5: byte order, 42, offset of the first directory; this has a count and
     entries of twelve bytes each: tag, type, number of values, value.
     """
-    order: Literal["little", "big"] = "little" if data[start : start + 2] == b"II" else "big"
-
-    def read(offset: int, size: int) -> int:
-        return int.from_bytes(data[offset : offset + size].ljust(size, b"\0"), order)
-
-    if data[start : start + 2] not in (b"II", b"MM"):
+    order = {b"II": "<", b"MM": ">"}.get(data[start : start + 2])
+    if order is None:
         return 1
-    directory = start + read(start + 4, 4)
-    for index in range(min(read(directory, 2), _MAX_EXIF_TAGS)):
-        entry = directory + 2 + 12 * index
-        if read(entry, 2) == _ORIENTATION_TAG:
-            size = {_SHORT: 2, _LONG: 4}.get(read(entry + 2, 2), 0)
-            value = read(entry + 8, size)
+
+    def read(layout: str, offset: int) -> tuple[int, ...]:  # zeros follow the file
+        return struct.unpack_from(order + layout, data[offset : offset + 12].ljust(12, b"\0"))
+
+    directory = start + read("4xI", start)[0]
+    count = min(read("H", directory)[0], _MAX_EXIF_TAGS)
+    for entry in range(directory + 2, directory + 2 + 12 * count, 12):
+        tag, kind, short = read("HH4xH", entry)
+        if tag == _ORIENTATION_TAG:
+            value = {_SHORT: short, _LONG: read("8xI", entry)[0]}.get(kind, 0)
             return value if value in range(1, 9) else 1
     return 1
 
@@ -376,36 +331,23 @@ def _read_png_header(data: bytes) -> _Header:
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise Reject("truncated", f"a PNG of {len(data)} bytes ends inside its header")
     width, height, bits, color_type = struct.unpack(">IIBB", data[16:26])
-    chunks, orientation = set(), 1
-    for number, (name, start) in enumerate(_iterate_png_chunks(data)):
-        if name == b"eXIf" and name not in chunks and number < _MAX_SEGMENTS:
+    chunks, orientation, number, offset = set[bytes](), 1, 0, len(_PNG_SIGNATURE)
+    while b"IEND" not in chunks and offset + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, offset)
+        start, offset, number = offset + 8, offset + 12 + length, number + 1
+        if offset > len(data):  # OpenCV would trust the length, and reserve up to 4 GB for it
+            break
+        if name == b"eXIf" and name not in chunks and number <= _MAX_SEGMENTS:
             prefix = len(_EXIF) if data.startswith(_EXIF, start) else 0
             orientation = _parse_orientation(data, start + prefix)
         chunks.add(name)
+    # Grey and alpha, RGB and alpha. A palette has a tRNS chunk instead.
+    has_alpha = color_type in (4, 6) or b"tRNS" in chunks
+    decoder = _decode_onto_background if has_alpha else _decode_other
     # A turned PNG is rare, so every PNG with EXIF is encoded again. Readers may see different
     # frames of an animation (acTL).
-    return _Header(
-        height,
-        width,
-        is_kept=bits <= 8 and not chunks & {b"eXIf", b"acTL"},
-        has_alpha=color_type in _PNG_WITH_ALPHA or b"tRNS" in chunks,
-        is_whole=b"IEND" in chunks,
-        orientation=orientation,
-    )
-
-
-def _iterate_png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yields the name of every chunk that is complete in the file, and the start of its data.
-
-    OpenCV trusts the length that a chunk states, and reserves up to 4 GB for it. So the lengths are
-    checked here.
-    """
-    offset, name = 8, b""
-    while offset + 12 <= len(data) and name != b"IEND":
-        length, name = struct.unpack_from(">I4s", data, offset)
-        start, offset = offset + 8, offset + 12 + length
-        if offset <= len(data):
-            yield name, start
+    is_kept = bits <= 8 and not chunks & {b"eXIf", b"acTL"}
+    return _Header(height, width, decoder, is_kept, orientation, is_whole=b"IEND" in chunks)
 
 
 # The stage in TensorFlow
@@ -426,7 +368,11 @@ def serve(encoded: tf.Tensor, parameters: Decode) -> tf.Tensor:
         lambda: _serve_jpeg(encoded, parameters.channels),
         lambda: _serve_png(encoded, bytes_n, parameters),
     )
-    orientation = _serve_orientation(encoded, bytes_n, is_jpeg)
+    length = tf.cast(tf.strings.length(encoded), tf.int64)
+    # A large PNG has thousands of chunks, and most files have none with EXIF.
+    may_have_exif = is_jpeg | _contains(encoded, b"eXIf")
+    searched = tf.where(may_have_exif, length, tf.zeros_like(length))
+    orientation = _parse_tiff(bytes_n, length, _find_exif(bytes_n, searched, is_jpeg))
     swaps, flips = zip(*map(_describe_turn, range(9)), strict=True)
     image_HWC = tf.transpose(image_HWC, tf.gather(tf.constant(swaps), orientation))
     image_HWC = tf.raw_ops.Reverse(tensor=image_HWC, dims=tf.gather(flips, orientation))
@@ -437,9 +383,7 @@ def _serve_jpeg(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     """The accurate inverse cosine transform is that of simplejpeg. TensorFlow's own is faster."""
     import tensorflow as tf
 
-    def read(num_channels: int) -> tf.Tensor:
-        return tf.io.decode_jpeg(encoded, num_channels, dct_method="INTEGER_ACCURATE")
-
+    read = functools.partial(tf.io.decode_jpeg, encoded, dct_method="INTEGER_ACCURATE")
     if channels == 3:
         return read(3)
     is_cmyk = tf.image.extract_jpeg_shape(encoded)[2] == 4  # which libjpeg cannot make grey
@@ -482,17 +426,6 @@ def _to_luma(image_HWC: tf.Tensor) -> tf.Tensor:
     return tf.cast(luma // 2**16, tf.uint8)
 
 
-def _serve_orientation(encoded: tf.Tensor, bytes_n: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
-    """EXIF's orientation, int64, as `_read_header` finds it. Zeros follow the file in `bytes_n`."""
-    import tensorflow as tf
-
-    length = tf.cast(tf.strings.length(encoded), tf.int64)
-    # A large PNG has thousands of chunks, and most files have no such one.
-    may_have_exif = is_jpeg | _contains(encoded, b"eXIf")
-    start = _find_exif(bytes_n, tf.where(may_have_exif, length, tf.zeros_like(length)), is_jpeg)
-    return _parse_tiff(bytes_n, length, start)
-
-
 def _find_exif(bytes_n: tf.Tensor, length: tf.Tensor, is_jpeg: tf.Tensor) -> tf.Tensor:
     """The offset of EXIF's TIFF structure, int64, or 0, as `_read_jpeg_segments` and
     `_read_png_header` find it.
@@ -505,10 +438,7 @@ def _find_exif(bytes_n: tf.Tensor, length: tf.Tensor, is_jpeg: tf.Tensor) -> tf.
     def choose(jpeg: Any, png: Any) -> tf.Tensor:
         return tf.where(is_jpeg, tf.constant(jpeg, tf.int64), tf.constant(png, tf.int64))
 
-    weights = choose(
-        [_weigh(14, part) for part in ((2, 4), (0, 2), (4, 10))],
-        [_weigh(14, part) for part in ((0, 4), (4, 8), (8, 14))],
-    )
+    weights = choose(_weigh(14, (2, 4), (0, 2), (4, 10)), _weigh(14, (0, 4), (4, 8), (8, 14)))
     names = [int.from_bytes(name) for name in (b"eXIf", b"IEND")]
     first, margin, rest, data_at, exif, end = tf.unstack(
         choose([2, 11, 2, 4, 0xFFE1, 0xFFDA], [8, 12, 12, 8, *names])
@@ -537,21 +467,18 @@ def _parse_tiff(bytes_n: tf.Tensor, length: tf.Tensor, start: tf.Tensor) -> tf.T
     """The orientation in the TIFF structure at `start`, as `_parse_orientation` finds it."""
     import tensorflow as tf
 
-    parts = [_weigh(8, (0, 2)), _weigh(8, (4, 8)), _weigh(8, (4, 8), "little")]
+    parts = _weigh(8, (0, 2), (4, 8)) + _weigh(8, (4, 8), order="little")
     order, big, little = _read_numbers(bytes_n, start, tf.constant(parts, tf.int64))
     is_little = order == int.from_bytes(b"II")
-    weights = [
-        [_weigh(12, part, order) for part in ((0, 2), (2, 4), (8, 10), (8, 12))]
-        for order in ("little", "big")
-    ]
+    fields = (0, 2), (2, 4), (8, 10), (8, 12)
+    weights = [_weigh(12, *fields, order=each) for each in ("little", "big")]
     weights_4n = tf.where(is_little, *(tf.constant(each, tf.int64) for each in weights))
     directory = tf.minimum(start + tf.where(is_little, little, big), length)
     [count] = _read_numbers(bytes_n, directory, weights_4n[:1])
     entries = tf.cast(tf.slice(bytes_n, [directory + 2], [12 * _MAX_EXIF_TAGS]), tf.int64)
     numbers = tf.matmul(tf.reshape(entries, [-1, 12]), weights_4n, transpose_b=True)
-    is_tag = (tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count) & (
-        numbers[:, 0] == _ORIENTATION_TAG
-    )
+    is_listed = tf.range(_MAX_EXIF_TAGS, dtype=tf.int64) < count
+    is_tag = is_listed & (numbers[:, 0] == _ORIENTATION_TAG)
     place = tf.argmax(is_tag)
     _, kind, short, long = tf.unstack(numbers[place])
     value = tf.where(kind == _SHORT, short, tf.where(kind == _LONG, long, 1))
@@ -559,11 +486,14 @@ def _parse_tiff(bytes_n: tf.Tensor, length: tf.Tensor, start: tf.Tensor) -> tf.T
     return tf.where(is_tiff & is_tag[place] & (value >= 1) & (value <= 8), value, 1)
 
 
-def _weigh(size: int, part: tuple[int, int], order: str = "big") -> list[int]:
-    """The factors of `size` bytes whose sum is the number in a part of them."""
-    begin, end = part
-    powers = [256**power for power in range(end - begin)]
-    return [0] * begin + (powers if order == "little" else powers[::-1]) + [0] * (size - end)
+def _weigh(size: int, *parts: tuple[int, int], order: str = "big") -> list[list[int]]:
+    """The factors of `size` bytes, for each part of them, whose sum is the number in the part."""
+    rows = []
+    for begin, end in parts:
+        powers = [256**power for power in range(end - begin)]
+        number = powers if order == "little" else powers[::-1]
+        rows.append([0] * begin + number + [0] * (size - end))
+    return rows
 
 
 def _read_numbers(bytes_n: tf.Tensor, offset: tf.Tensor, weights_kn: tf.Tensor) -> list[tf.Tensor]:

@@ -3,8 +3,8 @@
 Without this stage they are PNG, which has no loss and is large for photographs. A served model does
 not repeat the loss of JPEG, so its input differs from that of the training: of small photographs by
 1.9 of 255 in the mean with `quality: 95`, and by 0.4 with `quality: 100, sharp_colors: true`, which
-takes three quarters of the size of PNG. An image whose
-pixels no stage has changed keeps the bytes of its file, whatever this stage asks for.
+takes three quarters of the size of PNG. An image whose pixels no stage has changed keeps the bytes
+of its file, whatever this stage asks for.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def encode(example: Example, parameters: Encode) -> Example:
     import numpy as np
     import simplejpeg
 
-    is_grey = example.shape[2] == 1
-    colors, subsampling = (
-        ("GRAY", "Gray") if is_grey else ("RGB", "444" if parameters.sharp_colors else "420")
-    )
+    colors, subsampling = "RGB", "444" if parameters.sharp_colors else "420"
+    if example.shape[2] == 1:
+        colors, subsampling = "GRAY", "Gray"
     data = simplejpeg.encode_jpeg(
         np.ascontiguousarray(example.image), parameters.quality, colors, subsampling, fastdct=False
     )

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 # constants below are those of OpenCV's 8-bit CIELAB (imgproc/src/color_lab.cpp).
 _RGB_TO_XYZ = ((1777, 1541, 778), (871, 2929, 296), (73, 448, 3575))
 _XYZ_TO_RGB = ((12615, -6296, -2223), (-3773, 7684, 185), (217, -836, 4715))
-# OpenCV's cube roots are float32. Two of the 2041 are so close to a half that it rounds them to the
-# other side.
-_CUBE_ROOT_ERRORS = {49: -1, 628: 1}
 
 
 @parameters
@@ -41,9 +38,7 @@ def equalize(example: Example, parameters: Equalize) -> Example:
     """Equalises the grey of a grey image, and the lightness L of CIELAB of an RGB image."""
     import cv2
 
-    clahe = cv2.createCLAHE(
-        clipLimit=parameters.limit, tileGridSize=(parameters.parts, parameters.parts)
-    )
+    clahe = cv2.createCLAHE(parameters.limit, (parameters.parts, parameters.parts))
     if example.shape[2] == 1:
         return example.with_image(clahe.apply(example.image).reshape(example.shape))
     lab = cv2.cvtColor(example.image, cv2.COLOR_RGB2LAB)
@@ -73,17 +68,31 @@ def _apply_clahe(values_HW: tf.Tensor, parameters: Equalize) -> tf.Tensor:
     """
     import tensorflow as tf
 
+    def mirror(axis: int) -> tf.Tensor:
+        """The pixels of a side, and their mirror image until `whole_size` is reached, at the last
+        pixel. `tf.pad` refuses to add more than one mirror image."""
+        period = 2 * size[axis] - 2
+        pixels = tf.range(whole_size[axis]) % tf.maximum(period, 1)
+        return tf.minimum(pixels, period - pixels)
+
+    def find_parts(axis: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The two parts along a side nearest to each pixel, and the weight of the second one."""
+        scale = 1 / tf.cast(part_size[axis], tf.float32)
+        position = tf.cast(tf.range(size[axis]), tf.float32) * scale - 0.5
+        before = tf.floor(position)
+        part = tf.cast(before, tf.int32)
+        return tf.maximum(part, 0), tf.minimum(part + 1, parts - 1), position - before
+
     parts, size = parameters.parts, tf.shape(values_HW)
     # If one side is not divisible, OpenCV extends both, a divisible one by `parts` pixels.
     whole_size = tf.where(tf.reduce_all(size % parts == 0), size, size + parts - size % parts)
-    height, width = tf.unstack(whole_size // parts)
+    part_size = whole_size // parts
     values_HW = tf.cast(values_HW, tf.int32)
-    rows, columns = (_mirror(size[axis], whole_size[axis]) for axis in (0, 1))
-    whole = tf.gather(tf.gather(values_HW, rows), columns, axis=1)
-    tables = tf.reshape(_make_tables(whole, height, width, parameters), [-1])
+    whole = tf.gather(tf.gather(values_HW, mirror(0)), mirror(1), axis=1)
+    tables = tf.reshape(_make_tables(whole, part_size, parameters), [-1])
 
-    top, bottom, downward = _find_parts(size[0], height, parts)
-    left, right, rightward = _find_parts(size[1], width, parts)
+    top, bottom, downward = find_parts(0)
+    left, right, rightward = find_parts(1)
     downward = downward[:, None]
 
     def look_up(row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
@@ -94,45 +103,19 @@ def _apply_clahe(values_HW: tf.Tensor, parameters: Equalize) -> tf.Tensor:
     return tf.cast(tf.round(above * (1 - downward) + below * downward), tf.uint8)
 
 
-def _mirror(side: tf.Tensor, whole_side: tf.Tensor) -> tf.Tensor:
-    """The pixels of a side, and its mirror image behind it until `whole_side` pixels are reached.
-
-    The last pixel is the mirror. `tf.pad` refuses to add more than one mirror image.
-    """
-    import tensorflow as tf
-
-    period = 2 * side - 2
-    pixels = tf.range(whole_side) % tf.maximum(period, 1)
-    return tf.minimum(pixels, period - pixels)
-
-
-def _find_parts(
-    side: tf.Tensor, part_side: tf.Tensor, parts: int
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The two parts along a side nearest to each pixel, and the weight of the second one."""
-    import tensorflow as tf
-
-    position = tf.cast(tf.range(side), tf.float32) * (1 / tf.cast(part_side, tf.float32)) - 0.5
-    before = tf.floor(position)
-    part = tf.cast(before, tf.int32)
-    return tf.maximum(part, 0), tf.minimum(part + 1, parts - 1), position - before
-
-
-def _make_tables(
-    values: tf.Tensor, height: tf.Tensor, width: tf.Tensor, parameters: Equalize
-) -> tf.Tensor:
+def _make_tables(values: tf.Tensor, part_size: tf.Tensor, parameters: Equalize) -> tf.Tensor:
     """The new values of the old values 0..255 in each part, float32 [P * P, 256].
 
-    `values` is int32 [P * height, P * width]. The counts above the limit are spread over all
-    values.
+    `values` is int32 [P * height, P * width] for parts of the size [height, width]. The counts
+    above the limit are spread over all values.
     """
     import tensorflow as tf
 
+    height, width = tf.unstack(part_size)
     parts, area = parameters.parts, height * width
     part = (tf.range(parts * height) // height)[:, None] * parts + tf.range(parts * width) // width
-    counts = tf.math.unsorted_segment_sum(
-        tf.ones_like(values), part * 256 + values, parts * parts * 256
-    )
+    bins = part * 256 + values
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(values), bins, parts * parts * 256)
     counts = tf.reshape(counts, [parts * parts, 256])
     limit = tf.cast(parameters.limit * tf.cast(area, tf.float64) / 256, tf.int32)
     limit = tf.maximum(limit, 1)
@@ -159,8 +142,7 @@ def _convert_to_lab(image_HWC: tf.Tensor) -> tf.Tensor:
     ratios = np.arange(2041) / 2040
     roots = np.where(ratios > (6 / 29) ** 3, np.cbrt(ratios), ratios * 841 / 108 + 16 / 116)
     roots = np.rint(32768 * roots).astype(np.int32)
-    for index, error in _CUBE_ROOT_ERRORS.items():
-        roots[index] += error
+    roots[[49, 628]] += (-1, 1)  # near a half, where OpenCV's float32 is on the other side
     # L = 116 y - 16 times 255 / 100, a = 500 (x - y), b = 200 (y - z) of the roots x, y and z.
     to_lab = ((0, 296, 0), (500, -500, 0), (0, 200, -200))
     offsets = (-1336934, 128 * 32768, 128 * 32768)
@@ -188,9 +170,8 @@ def _convert_to_rgb(lightness_HW: tf.Tensor, a_HW: tf.Tensor, b_HW: tf.Tensor) -
     a = (values * 5 * 53687 + 128 >> 13) - 4194  # of a / 500, rounded as OpenCV does
     b = (values * 41943 + 16 >> 9) - 10484  # of b / 200
     roots = np.arange(-8145, 26869)  # all that occur
-    cubes = np.where(
-        roots <= 3390, np.trunc(roots * 108 / 841) - 290, (roots**2 >> 14) * roots >> 14
-    )
+    line = np.trunc(roots * 108 / 841) - 290
+    cubes = np.where(roots <= 3390, line, (roots**2 >> 14) * roots >> 14)
     linear = np.arange(4096) / 4096
     rgb = np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)
 

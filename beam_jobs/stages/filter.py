@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pydantic
 from pydantic import Field
 
+from beam_jobs.stages.boxes import rename_classes
 from beam_jobs.stages.stage import Example, Names, Skip, find_unknown_class, parameters
 
 
@@ -49,14 +50,13 @@ class Filter:
 def filter(example: Example, parameters: Filter) -> Example:
     """Raises Skip: class, too_small, too_large, aspect, too_few_boxes."""
     if parameters.classes is not None:
-        example = _keep_classes(example, parameters.classes)
+        example = rename_classes(example, map_class, parameters)
     height, width, _ = example.shape
     area, aspect = height * width, width / height
     if min(height, width) < (parameters.min_side or 0) or area < (parameters.min_area or 0):
         raise Skip("too_small")
-    if max(height, width) > (parameters.max_side or math.inf) or area > (
-        parameters.max_area or math.inf
-    ):
+    max_side, max_area = parameters.max_side or math.inf, parameters.max_area or math.inf
+    if max(height, width) > max_side or area > max_area:
         raise Skip("too_large")
     if not (parameters.min_aspect or 0) <= aspect <= (parameters.max_aspect or math.inf):
         raise Skip("aspect")
@@ -73,12 +73,3 @@ def check(parameters: Filter, task: str, class_names: Sequence[str]) -> str | No
     if parameters.min_boxes is not None and task != "detection":
         return "min_boxes is for detection, and the source has labels without boxes. Remove it."
     return find_unknown_class(parameters.classes or (), class_names)
-
-
-def _keep_classes(example: Example, classes: Sequence[str]) -> Example:
-    if example.boxes is None:
-        if example.label not in classes:
-            raise Skip("class")
-        return example
-    kept = [box for box in example.boxes if box.label in classes]
-    return example if len(kept) == len(example.boxes) else example.with_boxes(kept)

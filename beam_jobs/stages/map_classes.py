@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import pydantic
 
-from beam_jobs.stages.stage import Example, Names, Skip, find_unknown_class, parameters
+from beam_jobs.stages.boxes import rename_classes
+from beam_jobs.stages.stage import Example, Names, find_unknown_class, parameters
 
 
 @parameters
@@ -34,15 +35,7 @@ class MapClasses:
 
 def map_classes(example: Example, parameters: MapClasses) -> Example:
     """Raises Skip: class."""
-    if example.boxes is None:
-        label = map_class(example.label, parameters)
-        if label is None:
-            raise Skip("class")
-        return example.replace(label=label)
-    named = [(box, map_class(box.label, parameters)) for box in example.boxes]
-    return example.with_boxes(
-        [dataclasses.replace(box, label=label) for box, label in named if label is not None]
-    )
+    return rename_classes(example, map_class, parameters)
 
 
 def map_class(name: str, parameters: MapClasses) -> str | None:

@@ -40,10 +40,10 @@ def resize(example: Example, parameters: Resize) -> Example:
     height, width, _ = example.shape
     if (height, width) == (parameters.height, parameters.width):
         return example
-    if parameters.mode == "crop":
-        return _stretch(_crop(example, parameters), parameters.height, parameters.width)
     if parameters.mode == "letterbox":
         return _letterbox(example, parameters)
+    if parameters.mode == "crop":
+        example = _crop(example, parameters)
     return _stretch(example, parameters.height, parameters.width)
 
 
@@ -70,14 +70,8 @@ def _crop(example: Example, parameters: Resize) -> Example:
     height, width, _ = example.shape
     part_height = max(1, min(height, round(width * parameters.height / parameters.width)))
     part_width = max(1, min(width, round(height * parameters.width / parameters.height)))
-    return cut_out(
-        example,
-        (height - part_height) // 2,
-        (width - part_width) // 2,
-        part_height,
-        part_width,
-        parameters.min_visible,
-    )
+    top, left = (height - part_height) // 2, (width - part_width) // 2
+    return cut_out(example, top, left, part_height, part_width, parameters.min_visible)
 
 
 def _letterbox(example: Example, parameters: Resize) -> Example:
@@ -109,9 +103,7 @@ def serve(image_HWC: tf.Tensor, parameters: Resize) -> tuple[tf.Tensor, tf.Tenso
         part = tf.round(shape[::-1] * size / size[::-1])
         part = tf.clip_by_value(part, tf.ones_like(part), shape)
         before = (shape - part) // 2
-        (top, left), (height, width) = (
-            tf.unstack(tf.cast(pair, tf.int32)) for pair in (before, part)
-        )
+        top, left, height, width = tf.unstack(tf.cast(tf.concat([before, part], axis=0), tf.int32))
         image = _serve_pixels(image_HWC[top : top + height, left : left + width], target)
         return image, tf.concat([before / shape, (before + part) / shape], axis=0)
     if parameters.mode == "stretch":
@@ -121,8 +113,7 @@ def serve(image_HWC: tf.Tensor, parameters: Resize) -> tuple[tf.Tensor, tf.Tenso
     before = (size - inner) // 2
     color = parameters.pad_color
     bars = tf.constant(color if image_HWC.shape[2] == 3 else [to_grey(color)], tf.int32)
-    resized = _serve_pixels(image_HWC, tf.cast(inner, tf.int32))
-    resized = tf.cast(resized, tf.int32) - bars
+    resized = tf.cast(_serve_pixels(image_HWC, tf.cast(inner, tf.int32)), tf.int32) - bars
     margins = tf.cast(tf.stack([before, size - inner - before], axis=1), tf.int32)
     image = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0)) + bars
     window = tf.concat([-before / inner, (size - before) / inner], axis=0)

@@ -208,9 +208,8 @@ def find_unknown_class(names: Iterable[str], class_names: Sequence[str]) -> str 
     """The problem with the classes that a parameter names, or None. For the `check` of a stage."""
     for name in names:
         if name not in class_names:
-            return (
-                f"there is no class {name!r} before this stage; {suggest_name(name, class_names)}"
-            )
+            cure = suggest_name(name, class_names)
+            return f"there is no class {name!r} before this stage; {cure}"
     return None
 
 

@@ -38,9 +38,8 @@ class Tile:
     @pydantic.model_validator(mode="after")
     def _validate(self) -> Tile:
         if self.overlap >= (side := min(self.height, self.width)):
-            raise ValueError(
-                f"overlap must be less than the shorter side of a tile ({side}), got {self.overlap}"
-            )
+            rule = f"overlap must be less than the shorter side of a tile ({side})"
+            raise ValueError(f"{rule}, got {self.overlap}")
         return self
 
 
@@ -66,8 +65,8 @@ def _compute_starts(length: int, tile_length: int, overlap: int) -> list[int]:
 
 def _cut_tile(example: Example, top: int, left: int, parameters: Tile) -> Example:
     height, width, _ = example.shape
-    tile_height, tile_width = min(parameters.height, height), min(parameters.width, width)
-    part = cut_out(example, top, left, tile_height, tile_width, parameters.min_visible)
+    size = min(parameters.height, height), min(parameters.width, width)
+    part = cut_out(example, top, left, *size, parameters.min_visible)
     return part.replace(key=f"{example.key}#{left},{top}")
 
 
@@ -78,12 +77,14 @@ def serve(image_HWC: tf.Tensor, parameters: Tile) -> tuple[tf.Tensor, tf.Tensor]
     """Returns all tiles of an image, uint8 [T, h, w, C], row by row, and their windows [T, 4]."""
     import tensorflow as tf
 
+    def compute_starts(length: tf.Tensor, tile_length: int) -> tf.Tensor:
+        last = tf.maximum(0, length - tile_length)
+        return tf.concat([tf.range(0, last, tile_length - parameters.overlap), [last]], axis=0)
+
     size = tf.shape(image_HWC)[:2]
     tile_size = tf.minimum(size, (parameters.height, parameters.width))
-    tops, lefts = (
-        _serve_starts(size[side], length, parameters.overlap)
-        for side, length in enumerate((parameters.height, parameters.width))
-    )
+    tops = compute_starts(size[0], parameters.height)
+    lefts = compute_starts(size[1], parameters.width)
     corners_T2 = tf.reshape(tf.stack(tf.meshgrid(tops, lefts, indexing="ij"), axis=-1), [-1, 2])
 
     def cut(corner: tf.Tensor) -> tf.Tensor:
@@ -95,10 +96,3 @@ def serve(image_HWC: tf.Tensor, parameters: Tile) -> tuple[tf.Tensor, tf.Tensor]
     edges_T4 = tf.concat([corners_T2, corners_T2 + tile_size], axis=1)
     windows_T4 = tf.cast(edges_T4, tf.float32) / tf.cast(tf.tile(size, [2]), tf.float32)
     return tiles, windows_T4
-
-
-def _serve_starts(length: tf.Tensor, tile_length: int, overlap: int) -> tf.Tensor:
-    import tensorflow as tf
-
-    last = tf.maximum(0, length - tile_length)
-    return tf.concat([tf.range(0, last, tile_length - overlap), [last]], axis=0)

@@ -168,15 +168,16 @@ def _write(path: Path, text: str) -> None:
 
 def add_to_catalogue(text: str, name: str) -> str:
     """Adds a stage to the catalogue's source: its import, sorted for the linter, and its entry."""
-    head, start, rest = text.partition("from beam_jobs.stages import (\n")
-    modules, end, rest = rest.partition(")\n")
+    head, start, rest = text.partition("from beam_jobs.stages import ")
+    modules, end, rest = rest.partition("\nfrom ")
     entries, last, tail = rest.partition("\n}\n")
     if not (start and end and last):
         raise ConfigError(
             f"{_CATALOGUE}: cannot find the import of the stages or CATALOGUE. "
             f"Add the stage {name} manually."
         )
-    modules = "".join(sorted([*modules.splitlines(True), f"    {name},\n"]))
+    names = sorted([*re.findall(r"\w+", modules), name])
+    modules = "".join(["(\n", *(f"    {each},\n" for each in names), ")"])
     values = [f"{name}.{_make_class_name(name)}", f"{name}.{name}", f"serve={name}.serve"]
     entry = f'\n    "{name}": Stage({", ".join(values)}),'
     if len(entry) > _MAX_LINE:

@@ -70,7 +70,7 @@ def test_a_stage_like_no_other_lists_all_there_are(complaint):
 
 def test_the_stage_augment_points_to_the_augmentation_of_the_training(complaint):
     message = complaint("decode", "augment: {brightness: 0.1}")
-    assert "unknown stage; valid names are clip_boxes, decode" in message
+    assert "unknown stage; valid names are " in message
     assert message.endswith("Random changes of training images are train.input.augment")
 
 

@@ -123,7 +123,7 @@ def test_the_boxes_of_overlapping_tiles_become_one_at_its_place():
     from pipeline_ops.served.model import ServedDetector
 
     class Head:
-        num_classes = 1
+        num_classes, max_detections = 1, 100
 
         def detect(self, images):
             """The box of all bright pixels of an image, 64 x 96."""

@@ -23,7 +23,7 @@ from apache_beam.runners import create_runner
 from apache_beam.runners.portability import portable_runner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 from apache_beam.transforms.environments import SDK_VERSION_CAPABILITY_PREFIX
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
@@ -37,7 +37,7 @@ _PYTHON_ERROR = re.compile(
 )
 _CONFIG_ERROR = "pipeline_ops.errors.ConfigError: "
 _MAX_REASON = 1000
-_Answer = TypeVar("_Answer", bound=BaseModel)
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 
@@ -67,10 +67,6 @@ class _Exceptions(BaseModel):
     reason: str | None = Field(None, alias="root-exception")
 
 
-class _Nothing(BaseModel):
-    pass
-
-
 class Flink:
     """A Flink cluster. Methods raise MachineError if its REST API does not answer."""
 
@@ -89,7 +85,7 @@ class Flink:
 
     def cancel(self, job: FlinkJob) -> None:
         """Beam's own way ends the job only for Beam, and leaves it running on Flink."""
-        self._ask(f"/jobs/{job.id}?mode=cancel", _Nothing, "PATCH")
+        self._ask(f"/jobs/{job.id}?mode=cancel", dict, "PATCH")
 
     def check_slots(self, needed: int) -> str:
         """Returns a message if a job has to wait for slots, which Kubernetes may add, else ""."""
@@ -100,11 +96,11 @@ class Flink:
         cure = "Start TaskManagers, or lower preprocess.runner.options.parallelism."
         return f"{fault}. The job waits for {needed}. {cure}"
 
-    def _ask(self, path: str, model: type[_Answer], method: str = "GET") -> _Answer:
+    def _ask(self, path: str, kind: type[_Answer], method: str = "GET") -> _Answer:
         request = urllib.request.Request(self.address + path, method=method)  # noqa: S310  (http)
         try:
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
-                return model.model_validate_json(answer.read(_MAX_BYTES) or b"{}")
+                return TypeAdapter(kind).validate_json(answer.read(_MAX_BYTES) or b"{}")
         except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is another answer
             fault = f"Flink's REST API does not answer at {self.address}: {error!s:.200}"
             cure = "Start Flink, or correct the address."

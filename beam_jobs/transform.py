@@ -43,6 +43,7 @@ from beam_jobs.graph import run_embedded
 from beam_jobs.io.raw import PackedImage, Raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources import read_records
+from beam_jobs.sources.folder_view import view_folder
 from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceRecords
 from beam_jobs.sources.user_source import BoundSource, bind_source, collect_entries
 from beam_jobs.stages.boxes import BoxFrame
@@ -50,7 +51,7 @@ from beam_jobs.stages.stage import Box
 from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_file_version, to_raw_key
+from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 from pipeline_ops.raw_data.remote import RemoteFolder
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.request_cache import map_requests
@@ -83,9 +84,8 @@ def read_transformed(
     These are the raw files, or those stored here if the transform yields bytes. `run` is called
     once for each exchange. `find_fault` tells each worker whether it may do the work.
     """
-    given = None
-    if source.input_source:
-        given = read_records(source.input_source, listing, source.boxes)
+    inner = source.input_source
+    given = read_records(inner, listing, source.boxes) if inner else None
     with bind_source(source, config_file) as bound:
         if not (exchange.folder / _NAMES).exists():
             run(partial(_build_graph, bound, str(listing.folder), given, exchange, find_fault))
@@ -285,17 +285,14 @@ def _read_part(part: tuple[int, int], file: StorePath) -> Iterator[SourceEntry]:
     return map(_parse_line, file.read_range(*part).splitlines())
 
 
-def _list_images(folder: StorePath, names: Iterable[str]) -> Listing:
+def _list_images(folder: StorePath, names: Sequence[str]) -> Listing:
     """The files of images. Each image was digested when it was stored, and no whole file is."""
+    place = folder.local if folder.is_local else RemoteFolder(str(folder))
+    files: Sequence[RawFile] = ()
+    if names:
+        files = view_folder(place).files if isinstance(place, Path) else place.list_files()
     wanted = {f"{name}.images" for name in names}
-    if not folder.is_local:
-        bucket = RemoteFolder(str(folder))
-        return Listing(bucket, tuple(file for file in bucket.list_files() if file.key in wanted))
-    files = []
-    for path in sorted(path for path in folder.local.glob("*.images") if path.name in wanted):
-        stat = path.stat()
-        files.append(RawFile(path.name, stat.st_size, digest=0, version=to_file_version(stat)))
-    return Listing(folder.local, tuple(files))
+    return Listing(place, tuple(file for file in files if file.key in wanted))
 
 
 def _read_entries(

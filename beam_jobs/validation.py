@@ -165,10 +165,9 @@ def validate_model(
     if all(stage.name in _KEEP_BOXES for stage in config.stages):
         fullest = max(source.found.records, key=lambda each: len(each.boxes or ()))
         training.check_max_boxes(fullest.key, len(fullest.boxes or ()))
-    size = find_image_size(config.stages)
-    shape: tuple[int, int, int] | None
-    if size and not model_check.requires_process(Train.model_validate(training.train)):
-        shape = (*size[:2], 1)  # only height and width count
+    shape = find_image_size(config.stages)
+    if shape and not model_check.requires_process(Train.model_validate(training.train)):
+        shape = (*shape[:2], 1)  # only height and width count
     else:
         shape = sample_image_shape(source.found.records, source.stages, source.folder)
     if shape:

@@ -26,7 +26,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,7 +44,6 @@ _STAGE, _DUPLICATE = "duplicates", "duplicate"
 _HASH_BITS = 64
 MAX_HASH_DISTANCE = 4
 """Bits in which the perceptual hashes of near images may differ."""
-_BandKey = tuple[tuple[str, ...], int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,28 +76,24 @@ def remove_duplicates(
     repeated = find_repeated_digests(records)
     reasons = _find_conflicts(record for record in records if record.file.digest in repeated)
     kept: dict[str, list[Record]] = {split: [] for split in by_split}
-    first_by_digest: dict[int, Record] = {}
+    first_by_digest: dict[int, str] = {}
     near_duplicates = _NearDuplicateIndex(max_bits)
     for split in sorted(by_split, key=SPLITS.index, reverse=True):
         for record in sorted(by_split[split], key=attrgetter("key")):
             if record.key in reasons:
                 continue
-            known = perceptual_hashes.get(record.file.digest, NO_HASH)
-            bits = None if known == NO_HASH else int(known, 16)
-            if equal := first_by_digest.get(record.file.digest):
-                reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal.key}")
-            elif bits is not None and (near_key := near_duplicates.find(bits, record)):
-                reasons[record.key] = _reject(record, _DUPLICATE, f"near {near_key}")
+            digest = record.file.digest
+            if equal := first_by_digest.get(digest):
+                reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal}")
+            elif near := near_duplicates.find_or_add(perceptual_hashes.get(digest), record):
+                reasons[record.key] = _reject(record, _DUPLICATE, f"near {near}")
             else:
                 kept[split].append(record)
-                if record.file.digest in repeated:
-                    first_by_digest[record.file.digest] = record
-                if bits is not None:
-                    near_duplicates.add(bits, record)
+                if digest in repeated:
+                    first_by_digest[digest] = record.key
     quarantined = sorted((one for one in records if one.key in reasons), key=attrgetter("key"))
-    return CollectionDecision(
-        kept, tuple(quarantined), tuple(reasons[record.key] for record in quarantined)
-    )
+    rejected = tuple(reasons[record.key] for record in quarantined)
+    return CollectionDecision(kept, tuple(quarantined), rejected)
 
 
 def find_repeated_digests(records: Sequence[Record]) -> set[int]:
@@ -156,26 +151,21 @@ class _NearDuplicateIndex:
         self._max_bits = max_bits
         edges = [index * _HASH_BITS // (max_bits + 1) for index in range(max_bits + 2)]
         self._bands = [(start, (1 << end - start) - 1) for start, end in itertools.pairwise(edges)]
-        self._kept: dict[_BandKey, list[tuple[int, str]]] = defaultdict(list)
+        self._kept = defaultdict[tuple[Any, ...], list[tuple[int, str]]](list)
 
-    def find(self, perceptual_hash: int, record: Record) -> str | None:
-        """The key of an image that is near and has the same annotation."""
-        for band_key in self._compute_band_keys(perceptual_hash, record):
+    def find_or_add(self, perceptual_hash: str | None, record: Record) -> str | None:
+        """The key of an image that is near and has the same annotation. Without one, this stays."""
+        if perceptual_hash is None or perceptual_hash == NO_HASH:
+            return None
+        bits, labels = int(perceptual_hash, 16), _sort_labels(record)
+        keys = [(labels, n, bits >> start & mask) for n, (start, mask) in enumerate(self._bands)]
+        for band_key in keys:
             for other, key in self._kept.get(band_key, ()):
-                if (perceptual_hash ^ other).bit_count() <= self._max_bits:
+                if (bits ^ other).bit_count() <= self._max_bits:
                     return key
+        for band_key in keys:
+            self._kept[band_key].append((bits, record.key))
         return None
-
-    def add(self, perceptual_hash: int, record: Record) -> None:
-        for band_key in self._compute_band_keys(perceptual_hash, record):
-            self._kept[band_key].append((perceptual_hash, record.key))
-
-    def _compute_band_keys(self, perceptual_hash: int, record: Record) -> list[_BandKey]:
-        labels = _sort_labels(record)
-        return [
-            (labels, band, perceptual_hash >> start & mask)
-            for band, (start, mask) in enumerate(self._bands)
-        ]
 
 
 NO_HASH = "-"
@@ -256,13 +246,11 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
             if height * width > _MAX_PIXELS:
                 return None
             side = 2 * _SIDE_PIXELS
-            image = simplejpeg.decode_jpeg(data, "GRAY", min_height=side, min_width=side)[:, :, 0]
-        else:
-            with Image.open(io.BytesIO(data)) as header:
-                if header.width * header.height > _MAX_PIXELS:
-                    return None
-            mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
-            image = cv2.imdecode(np.frombuffer(data, np.uint8), mode)
+            return simplejpeg.decode_jpeg(data, "GRAY", min_height=side, min_width=side)[:, :, 0]
+        with Image.open(io.BytesIO(data)) as header:
+            if header.width * header.height > _MAX_PIXELS:
+                return None
+        mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
+        return cv2.imdecode(np.frombuffer(data, np.uint8), mode)
     except (cv2.error, OSError, ValueError, SyntaxError):
         return None
-    return image

@@ -37,7 +37,11 @@ nobody can have a server search for long."""
 _EXIF = b"Exif\0\0"
 _JPEG_SIGNATURE, _PNG_SIGNATURE = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_OTHER_FORMATS = re.compile(rb"GIF8|BM|II\*\0|MM\0\*|P[1-6][ \n\r\t]|RIFF.{4}WEBP", re.DOTALL)
+_OTHER_FORMATS = re.compile(
+    rb"(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<TIFF>II\*\0|MM\0\*)|(?P<PPM>P[1-6][ \n\r\t])"
+    rb"|(?P<WebP>RIFF.{4}WEBP)",
+    re.DOTALL,
+)
 _OTHER_FILES = {
     rb".{4}ftyp(hei|mif1)": "a HEIC file, as iPhones write it",
     rb".{4}ftypavif": "an AVIF file",
@@ -242,7 +246,7 @@ def _read_header(data: bytes) -> _Header:
 @contextlib.contextmanager
 def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
     """Reads only the header and EXIF. All errors in the block but MemoryError are rejects."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     # Pillow's limit only warns at first and is too high. Ours is `max_megapixels`.
     Image.MAX_IMAGE_PIXELS = None
@@ -251,6 +255,9 @@ def _open_with_pillow(data: bytes) -> Iterator[ImageFile]:
             yield image
     except (Reject, MemoryError):
         raise
+    except UnidentifiedImageError:  # its text has an address in memory, another one on each retry
+        found = _OTHER_FORMATS.match(data)
+        raise Reject("corrupt", f"not a readable {found.lastgroup if found else 'PNG'}") from None
     except Exception as error:  # on broken files Pillow's parsers raise nearly anything
         raise Reject("corrupt", str(error) or type(error).__name__) from None
 

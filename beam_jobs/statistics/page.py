@@ -145,15 +145,14 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
     ours = data.statistics.splits["train"].features
     theirs = data.reference.splits["train"].features if data.reference else {}
     groups: dict[str, list[tuple[str, Histogram, Markup | None]]] = {}
-    for level, heading in _GROUPS.items():
-        for name, feature in FEATURES.items():
-            if feature.level == level and name in ours:
-                found = [each[name] for each in (ours, theirs) if name in each]
-                values = {value for each in found for value in (each.minimum, each.maximum)}
-                title, unit, edges = feature.title, feature.unit, feature.edges
-                bars = [each.counts for each in found]
-                svg = draw_binned_histogram(title, unit, edges, *bars) if len(values) > 1 else None
-                groups.setdefault(heading, []).append((name, ours[name], svg))
+    for name, feature in FEATURES.items():
+        if name in ours:
+            found = [each[name] for each in (ours, theirs) if name in each]
+            values = {value for each in found for value in (each.minimum, each.maximum)}
+            title, unit, edges = feature.title, feature.unit, feature.edges
+            bars = [each.counts for each in found]
+            svg = draw_binned_histogram(title, unit, edges, *bars) if len(values) > 1 else None
+            groups.setdefault(_GROUPS[feature.level], []).append((name, ours[name], svg))
     return groups
 
 

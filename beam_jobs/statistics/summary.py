@@ -93,13 +93,11 @@ def measure_example(
 
 def encode_measurements(examples: Sequence[ExampleMeasurements]) -> str:
     """Encodes the measurements of one record's examples as a short text, or as ""."""
-    return _to_json([_drop_missing_end(found) for found in examples]) if examples else ""
-
-
-def _drop_missing_end(found: ExampleMeasurements) -> Sequence[object]:
-    if found.channels is not None:
-        return found
-    return found[:-1] if found.boxes is not None else found[:-2]
+    rows = [[*found] for found in examples]
+    for row in rows:
+        while row[-1] is None:  # boxes and channels, if they are missing
+            row.pop()
+    return _to_json(rows) if rows else ""
 
 
 def decode_measurements(text: str) -> list[ExampleMeasurements]:

@@ -50,8 +50,8 @@ _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
 _SOURCES_WITH_UNITS = ("csv", "jsonl", "parquet", "webdataset")
 _MAX_NAME_LENGTH = 63
-_MAX_CLASSES_SHOWN = 20
 _DUMP_OPTIONS: dict[str, Any] = {"allow_unicode": True, "sort_keys": False, "width": math.inf}
+_COMMENTED = re.compile("^([^\t\n]*)\t", re.MULTILINE)
 _COMMENT_COLUMN, _MAX_HEAD_COLUMNS = 50, 145
 
 
@@ -121,8 +121,9 @@ def init(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     pipeline = make_name(output.stem if output else (named if is_generic else folder).name)
     output = output or Path("configs") / f"{pipeline}.yaml"
+    exists = ConfigError(f"{output}: already exists. Add --force, or choose another --output.")
     if output.exists() and not arguments.force:
-        raise _make_exists_error(output)
+        raise exists
     weights: Path | None = arguments.weights
     if weights and not weights.exists():
         raise ConfigError(f"--weights {weights}: there is no such file or folder.")
@@ -137,37 +138,30 @@ def init(arguments: argparse.Namespace) -> int:
     settings = choose_settings(data, has_gpu, weights.name if weights else "")
     own = _make_config_path(weights, weights, output) if weights else ""
     values = {"pipeline": pipeline, "source": source, "weights": own}
-    render = partial(_render_config, reason=match.reason, data=data, **values)
+    render = partial(_render_config, match.reason, data, **values)
     text, budget = render(settings=settings, budget=None), None
     problem = f"{output}: was not written, because the config would be invalid"
     config = load_text(text, output.name, problem)
-    shape = (settings.height, settings.width, settings.channels)
+    facts: dict[str, Any] = {"task": data.task, "num_classes": len(data.labels)}
+    facts["image_shape"] = (settings.height, settings.width, settings.channels)
     if weights:
         make_path_input(weights.absolute())
         training = PlannedTraining.from_config(config, sys.executable).model_copy(
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
         with tempfile.TemporaryDirectory() as temporary:
-            verdicts = open_path(temporary)
-            validate_training(training, data.task, shape, len(data.labels), verdicts)
+            validate_training(training, **facts, verdicts=open_path(temporary))
     if not arguments.no_measure:
         print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
-        times = measure_steps(
-            ModelCheckRequest(
-                config_file=str(config.file),
-                train=config.train.model_dump(mode="json"),
-                task=data.task,
-                image_shape=shape,
-                num_classes=len(data.labels),
-            )
-        )
-        budget = fit_to_budget(settings, data, times, arguments.minutes)
+        train = config.train.model_dump(mode="json")
+        request = ModelCheckRequest(config_file=str(config.file), train=train, **facts)
+        budget = fit_to_budget(settings, data, measure_steps(request), arguments.minutes)
         text = render(settings=budget.settings, budget=budget)
     try:
         place = open_path(output)
         (place.write if arguments.force else place.create)(text.encode())
     except FileExistsError:
-        raise _make_exists_error(output) from None
+        raise exists from None
     print(_make_printable(str(folder)))
     for name, fact in _list_facts(match, data, budget, view.is_complete):
         print(f"  {name:<10}{_make_printable(fact)}")
@@ -203,28 +197,17 @@ def _render_config(reason: str, data: DataSummary, **values: Any) -> str:
         "first_config.yaml",
         reason=textwrap.wrap(_make_printable(f"{reason}."), _MAX_HEAD_COLUMNS - 2),
         data=data,
-        classes=_describe_classes(data.labels, with_counts=True),
-        sizes=_describe_sizes(data),
-        num_images=_describe_splits(data),
         number="{:,}".format,
         make_printable=_make_printable,
         dump=partial(yaml.safe_dump, default_flow_style=True, **_DUMP_OPTIONS),
         **values,
     )
-    rows = (line.partition("\t") for line in text.splitlines())
-    return "".join(
-        f"{content:<{_COMMENT_COLUMN}} {comment}\n" if comment else f"{content}\n"
-        for content, _, comment in rows
-    )
+    return _COMMENTED.sub(lambda line: f"{line[1]:<{_COMMENT_COLUMN}} ", text)
 
 
 def _make_config_path(target: Path, given: Path, output: Path) -> str:
     """The path for the config: relative to its folder if it was given as a relative one."""
     return str(target) if given.is_absolute() else os.path.relpath(target, output.parent.absolute())
-
-
-def _make_exists_error(output: Path) -> ConfigError:
-    return ConfigError(f"{output}: already exists. Add --force, or choose another --output.")
 
 
 def make_name(folder: str) -> str:
@@ -251,12 +234,10 @@ def _read_data(
     try:
         return summarise(source, view.enter(match.below), output)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-        )
+        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise DataError(
             f"{place}: this is data for `type: {match.type}` ({match.reason}), but a config "
-            f"for it cannot be made: {problems}. Write preprocess.source by hand "
+            f"for it cannot be made: {'; '.join(found)}. Write preprocess.source by hand "
             "(docs/data-sources.md)."
         ) from None
 
@@ -271,8 +252,8 @@ def _list_facts(
     yield "source", f"{match.type} ({certainty}): {match.reason}"
     yield from (("inferred", note) for note in match.notes)
     yield "task", data.task
-    yield "classes", f"{len(data.labels):,}: {_describe_classes(data.labels)}"
-    yield "images", f"{_describe_splits(data)}; {_describe_sizes(data)}"
+    yield "classes", f"{len(data.labels):,}: {data.describe_classes()}"
+    yield "images", f"{data.describe_splits()}; {data.sample.describe_sizes()}"
     yield from (("sampled", remark) for remark in data.remarks)
     yield from (("look at", note) for note in data.notes)
     if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
@@ -280,11 +261,8 @@ def _list_facts(
         yield "too few", f"{tests} {1 / num_test:.0%}, so the gate says little. Add images"
     if data.untested:
         names = join_names(data.untested, 3) + (" classes" if len(data.untested) > 3 else "")
-        yield (
-            "too few",
-            f"no test image of {names} (the first image of a class is for training), so no figure "
-            "says how well these are recognised. Add images",
-        )
+        tests = f"no test image of {names} (the first image of a class is for training), so no"
+        yield "too few", f"{tests} figure says how well these are recognised. Add images"
     if not is_complete:
         yield "sampled", "only a part of the names in the folder was listed"
     if data.found.rejected:
@@ -301,25 +279,5 @@ def _list_facts(
 
 def _make_printable(text: str) -> str:
     """Escapes control characters, which would end a comment or move a cursor."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
-def _describe_classes(labels: Mapping[str, int], with_counts: bool = False) -> str:
-    from beam_jobs.sources.folder_view import join_names
-
-    names = [f"{name} ({labels[name]:,})" if with_counts else name for name in sorted(labels)]
-    return _make_printable(join_names(names, _MAX_CLASSES_SHOWN))
-
-
-def _describe_sizes(data: DataSummary) -> str:
-    heights, widths = zip(*data.sample.sizes, strict=True)
-    low, high = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
-    sizes = low if low == high else f"{low} to {high}"
-    return f"{len(heights):,} decoded images have {sizes} pixels (width x height)"
-
-
-def _describe_splits(data: DataSummary) -> str:
-    return ", ".join(f"{number:,} {name}" for name, number in data.num_images.items())
+    escape = "unicode_escape"
+    return "".join(one if one.isprintable() else one.encode(escape).decode() for one in text)

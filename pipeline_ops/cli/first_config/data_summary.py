@@ -12,7 +12,7 @@ import itertools
 import posixpath
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from beam_jobs.planning.plan import (
     count_planned_labels,
     hash_key,
     infer_task,
+    shuffle,
 )
 from beam_jobs.planning.splits import split_records
 from beam_jobs.sources import read_all_records, validate_listing
-from beam_jobs.sources.folder_view import count, read_orientation
+from beam_jobs.sources.folder_view import count, join_names, read_orientation
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages.boxes import is_unclear
@@ -52,14 +53,14 @@ _MAX_ORIENTED = 50_000
 """Number of images whose orientation is read."""
 _MAX_DECODED = 100
 """Number of images that are decoded, and of files that do not look like images."""
-_STRATIFIED_BELOW = 1000
+_STRATIFIED_BELOW, _MAX_CLASSES_SHOWN = 1000, 20
 _MIN_BOXES, _CORNER = 20, 0.6
 """From this number of boxes on, it is no chance that all lie in this part of their images."""
 _CURE = "Add training images of it, or take it out of the data."
 _SPLITS = (Split(train=0.8, validation=0.1, test=0.1), Split(train=0.6, validation=0.2, test=0.2))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class DecodedSample:
     """Some images after `decode`.
 
@@ -67,17 +68,42 @@ class DecodedSample:
     fractions of the longer side of their image, and `box_ends` are their different lower right
     corners, as fractions of the height and the width. `num_rejected` is the expected number in the
     whole data set. `decode_seconds` is the mean time of an image. `bits` is the number of bits that
-    files of 16 bits use, or 16 if there are none.
+    files of 16 bits use, or 0 if there are none.
     """
 
-    sizes: Sequence[tuple[int, int]]
-    box_sides: Sequence[float]
-    is_grey: bool
-    rejected: Sequence[RejectedRecord]
-    num_rejected: int
+    sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    box_sides: list[float] = dataclasses.field(default_factory=list)
+    is_grey: bool = True
+    rejected: list[RejectedRecord] = dataclasses.field(default_factory=list)
+    num_rejected: int = 0
     decode_seconds: float = 0.0
-    bits: int = 16
-    box_ends: Collection[tuple[float, float]] = ()
+    bits: int = 0
+    box_ends: set[tuple[float, float]] = dataclasses.field(default_factory=set)
+
+    @property
+    def num_decoded(self) -> int:
+        return len(self.sizes) + len(self.rejected)
+
+    def add(self, record: Record, encoded: bytes) -> None:
+        """Decodes an image."""
+        try:
+            example = decode(record.to_example(encoded), Decode())
+        except Reject as reject:
+            self.rejected.append(RejectedRecord(key=record.key, stage="decode", **vars(reject)))
+            return
+        height, width, _ = example.shape
+        self.sizes.append((height, width))
+        for box in example.boxes or ():
+            self.box_sides.append(box.shorter_side / max(height, width))
+            self.box_ends.add((box.ymax / height, box.xmax / width))
+        self.is_grey = self.is_grey and bool((example.image == example.image[:, :, :1]).all())
+        self.bits = max(self.bits, count_bits(encoded))
+
+    def describe_sizes(self) -> str:
+        heights, widths = zip(*self.sizes, strict=True)
+        low, high = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
+        sizes = low if low == high else f"{low} to {high}"
+        return f"{len(heights):,} decoded images have {sizes} pixels (width x height)"
 
     def describe_corner(self) -> str:
         """Says that all boxes lie near the upper left corner of their images, else ""."""
@@ -117,11 +143,6 @@ class DataSummary:
     notes: Sequence[str] = ()
 
     @property
-    def most_boxes(self) -> int:
-        """The largest number in an image."""
-        return max((len(record.boxes or ()) for record in self.found.records), default=0)
-
-    @property
     def total(self) -> int:
         return sum(self.num_images.values())
 
@@ -130,14 +151,18 @@ class DataSummary:
         return round(len(self.found.rejected) * self.factor) + self.sample.num_rejected
 
     @property
-    def num_decoded(self) -> int:
-        return len(self.sample.sizes) + len(self.sample.rejected)
-
-    @property
     def allowed_rejects(self) -> int:
         """The expected rejects, and a hundredth of the images if only a part was decoded."""
-        is_part = self.num_decoded < len(self.found.records)
+        is_part = self.sample.num_decoded < len(self.found.records)
         return self.num_rejects + (self.total // 100 if is_part else 0)
+
+    def describe_splits(self) -> str:
+        return ", ".join(f"{number:,} {name}" for name, number in self.num_images.items())
+
+    def describe_classes(self, with_counts: bool = False) -> str:
+        counts = sorted(self.labels.items())
+        names = [f"{name} ({number:,})" if with_counts else name for name, number in counts]
+        return join_names(names, _MAX_CLASSES_SHOWN)
 
 
 def summarise(source: dict[str, object], listing: Listing, config_file: Path) -> DataSummary:
@@ -146,9 +171,8 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
     `source` is a valid section `preprocess.source`, and `listing` has its files. `config_file` will
     hold it. Raises DataError if the data set cannot be used, or is too small.
     """
-    config = Preprocess.model_validate(
-        {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
-    )
+    values = {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
+    config = Preprocess.model_validate(values)
     part, factor, remarks = sample_listing(config.source, listing)
     validate_listing(config, part, "the config")
     if isinstance(config.source, BeamSource):
@@ -196,7 +220,7 @@ def _count_unclear(records: Sequence[Record], folder: RawFolder, sample: Decoded
     if not isinstance(records[0].file, RawFile):
         return sum(each.reason == "unclear_orientation" for each in sample.rejected)
     number = 0
-    for record in _shuffle(records)[:_MAX_ORIENTED]:
+    for record in shuffle(records, b"init", 0)[:_MAX_ORIENTED]:
         frame = record.frame
         if record.boxes and frame and not frame.drawn_on and isinstance(record.file, RawFile):
             with open_raw(record.file, folder) as opened:
@@ -208,11 +232,9 @@ def _choose_split(
     records: Sequence[Record], source: str, factor: float
 ) -> tuple[Split, dict[str, list[Record]]]:
     """Returns the shares of the splits, and the records in each."""
-
     is_small = len(records) * factor < _STRATIFIED_BELOW and any(not r.split for r in records)
     names, task = collect_class_names(records), infer_task(records)
     too_few = f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
-    problems = []
     for shares, stratify in itertools.product(_SPLITS, (True,) if is_small else (False, True)):
         split = shares.model_copy(update={"stratify": stratify})
         by_split = split_records(records, split)
@@ -221,57 +243,27 @@ def _choose_split(
             check_labels(labels, names, source, task, lambda _: too_few, _CURE, crowds)
             return split, by_split
         except DataError as error:
-            problems.append(error)
-    raise problems[-1]
-
-
-def _shuffle(records: Sequence[Record]) -> list[Record]:
-    """The records in an order that depends on their keys alone, as a sample needs it."""
-    return sorted(records, key=lambda record: hash_key(b"init", 0, record.key))
+            last = error
+    raise last
 
 
 def _decode_sample(records: Sequence[Record], folder: RawFolder, factor: float) -> DecodedSample:
     """Decodes some images. Files that do not look like images are tried by themselves."""
-    sizes: list[tuple[int, int]] = []
-    sides, ends = list[float](), set[tuple[float, float]]()
-    rejected: list[RejectedRecord] = []
-    num_rejected, is_grey, bits = 0.0, True, 0
-    started = time.perf_counter()
+    sample, num_rejected, started = DecodedSample(), 0.0, time.perf_counter()
     for is_usual in (True, False):
-        group = [each for each in _shuffle(records) if is_image_name(each.file.key) == is_usual]
-        tried, before = group[:_MAX_DECODED], len(rejected)
+        group = [each for each in records if is_image_name(each.file.key) == is_usual]
+        tried, before = shuffle(group, b"init", 0)[:_MAX_DECODED], len(sample.rejected)
         reader = RawReader((record.file for record in tried), folder)
         for record in tried:
-            try:
-                example = decode(record.to_example(reader.read(record.file)), Decode())
-            except Reject as reject:
-                fault = {"reason": reject.reason, "detail": reject.detail}
-                rejected.append(RejectedRecord(key=record.key, stage="decode", **fault))
-                continue
-            height, width, _ = example.shape
-            sizes.append((height, width))
-            for box in example.boxes or ():
-                sides.append(box.shorter_side / max(height, width))
-                ends.add((box.ymax / height, box.xmax / width))
-            is_grey = is_grey and bool((example.image == example.image[:, :, :1]).all())
-            bits = max(bits, count_bits(example.encoded))
-        num_rejected += (len(rejected) - before) * len(group) / max(1, len(tried))
-    if not sizes:
-        first = rejected[0]
-        raise DataError(
-            f"{folder}: none of {count(len(rejected), 'image')} tried can be used, such as "
-            f"{first.key}: {first.reason}, {first.detail}."
-        )
-    return DecodedSample(
-        sizes,
-        sides,
-        is_grey,
-        rejected,
-        round(num_rejected * factor),
-        (time.perf_counter() - started) / (len(sizes) + len(rejected)),
-        max(bits, 8) if bits else 16,
-        ends,
-    )
+            sample.add(record, reader.read(record.file))
+        num_rejected += (len(sample.rejected) - before) * len(group) / max(1, len(tried))
+    if not sample.sizes:
+        first = sample.rejected[0]
+        fault = f"none of {count(len(sample.rejected), 'image')} tried can be used"
+        raise DataError(f"{folder}: {fault}, such as {first.key}: {first.reason}, {first.detail}.")
+    sample.num_rejected = round(num_rejected * factor)
+    sample.decode_seconds = (time.perf_counter() - started) / sample.num_decoded
+    return sample
 
 
 def sample_listing(
@@ -288,7 +280,7 @@ def sample_listing(
     if isinstance(source, PackedSource):
         return _sample_containers(source, listing, max_bytes)
     folder = _FILE_PER_IMAGE.get(source.type, "")
-    annotations = {file.key for file in listing.files if _is_in(folder, file)}
+    annotations = {file.key for file in listing.files if folder in file.key.split("/")[:-1]}
     total = len(annotations)
     if total <= max_files:
         return listing, 1.0, ()
@@ -297,7 +289,7 @@ def sample_listing(
         stem = posixpath.splitext(posixpath.basename(file.key))[0]  # of image and annotation
         is_sampled = file.key in annotations or is_image_name(file.key)
         share = hash_key(b"init", 0, stem.casefold()) / 2**64 if is_sampled else 0.0
-        return share < max_files / total and not _is_in("ImageSets", file)
+        return share < max_files / total and "ImageSets" not in file.key.split("/")[:-1]
 
     files = tuple(filter(is_kept, listing.files))
     number = sum(file.key in annotations for file in files)
@@ -326,7 +318,3 @@ def _sample_containers(
     files = tuple(file for file in listing.files if file.key not in left_out)
     remark = f"{used / total:.0%} of the bytes were read, so a rare class may be missing"
     return Listing(listing.folder, files, listing.rejected), total / used, (remark,)
-
-
-def _is_in(folder: str, file: RawFile) -> bool:
-    return folder in file.key.split("/")[:-1]

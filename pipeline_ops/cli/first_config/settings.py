@@ -44,8 +44,8 @@ class Recipe:
 
 
 _ON_CPUS = "small, learns from a few hundred images on CPUs"
-_ON_GPUS: dict[str, Any] = {"reason": "for many images, on GPUs", "steps": 20_000}
 _UNMEASURED: dict[str, Any] = {"measured": "not measured yet"}
+_ON_GPUS: dict[str, Any] = {"reason": "for many images, on GPUs", "steps": 20_000, **_UNMEASURED}
 _DIGITS = "accuracy 0.98 to 0.99 on 1,400 images of handwritten digits, ten classes, in 90 seconds"
 _CUT_OUT = "accuracy 0.78 on 473 cut-out playing cards of six classes, seven minutes on two cores"
 _CARDS = (
@@ -58,9 +58,7 @@ SMALL_IMAGES = Recipe("digits_cnn", {}, _SMALL_NET, 32, 3000, 500, _DIGITS, "1e-
 PHOTOGRAPHS = Recipe(
     "compact_cnn", {"width": 24}, _ON_CPUS, 32, 1500, 500, _CUT_OUT, weights_hint=_ZOO
 )
-MANY_PHOTOGRAPHS = dataclasses.replace(
-    PHOTOGRAPHS, model="resnet50_v2", parameters={}, **_ON_GPUS, **_UNMEASURED
-)
+MANY_PHOTOGRAPHS = dataclasses.replace(PHOTOGRAPHS, model="resnet50_v2", parameters={}, **_ON_GPUS)
 OBJECTS = Recipe("center_detector", {"width": 24}, _ON_CPUS, 16, 2000, 800, _CARDS)
 OBJECTS_OF_MANY_CLASSES = dataclasses.replace(
     OBJECTS, parameters={"width": 48}, steps=4000, **_UNMEASURED
@@ -70,7 +68,6 @@ MANY_OBJECTS = dataclasses.replace(
     model="retinanet",
     parameters={"backbone": "ResNet50", "normalization": "group"},
     **_ON_GPUS,
-    **_UNMEASURED,
 )
 _SMALL_SIDE, _MIN_SIDE, _MAX_SIDE = 64, 32, 224
 """Sides of a classifier's images, in pixels. Below the first one, the small network is used. The
@@ -179,8 +176,8 @@ def _choose_recipe(data: DataSummary, side: int, has_gpu: bool, weights: str) ->
     is_large = has_gpu and data.total >= _MANY_IMAGES
     if data.task == "detection":
         if is_large:
-            most_boxes = math.ceil(data.most_boxes / _MAX_BOXES_STEP) * _MAX_BOXES_STEP
-            sizes = {"max_boxes": max(_MIN_MAX_BOXES, most_boxes)}
+            most = max([_MIN_MAX_BOXES, *(len(each.boxes or ()) for each in data.found.records)])
+            sizes = {"max_boxes": math.ceil(most / _MAX_BOXES_STEP) * _MAX_BOXES_STEP}
             return dataclasses.replace(MANY_OBJECTS, parameters=MANY_OBJECTS.parameters | sizes)
         return OBJECTS if len(data.labels) <= _MANY_CLASSES else OBJECTS_OF_MANY_CLASSES
     recipe = MANY_PHOTOGRAPHS if is_large else PHOTOGRAPHS

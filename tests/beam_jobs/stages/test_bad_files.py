@@ -350,3 +350,23 @@ def test_any_damaged_image_is_an_image_or_a_reject_and_takes_little_memory(data,
     with Memory() as memory:
         outcome_of(data, channels)
     assert memory.megabytes < 600  # 50 megapixels, four times over
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"GIF89a", "GIF"),
+        (b"RIFF\x04\0\0\0WEBP", "WebP"),
+        (b"BM", "BMP"),
+        (b"II*\0", "TIFF"),
+        (b"MM\0*", "TIFF"),
+        (png_header(8, 8) + png_chunk(b"tRNS", b"") + png_chunk(b"IEND", b""), "PNG"),
+    ],
+)
+def test_a_file_that_pillow_does_not_recognise_has_the_same_detail_on_each_try(data, kind):
+    details = set()
+    for _ in range(2):
+        with pytest.raises(Reject) as caught:
+            decode(Example("image", "", data), Decode())
+        details.add((caught.value.reason, caught.value.detail))
+    assert details == {("corrupt", f"not a readable {kind}")}

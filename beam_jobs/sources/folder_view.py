@@ -152,8 +152,7 @@ class FolderView:
         number = 0
         for name in names:
             with contextlib.suppress(Reject):
-                self._source_files.find_image_by_name(name)
-                number += 1
+                number += self._source_files.search_name(name) is not None
         return number
 
     def measure_image(self, path: str, folder: str, is_by_name: bool) -> Size | None:

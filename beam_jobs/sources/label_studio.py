@@ -171,13 +171,10 @@ def _find_uploaded(path: str, folder: str, files: SourceFiles) -> RawFile:
     """The image of a path, or of the path without the code of an upload, or of its name."""
     before, name = posixpath.split(path)
     names = dict.fromkeys((path, posixpath.join(before, _UPLOAD.sub("", name, count=1))))
-    for find in (files.find_image_from_elsewhere, files.find_image_by_name):
+    for search in (files.search_path, files.search_name):
         for each in names:
-            try:
-                return find(each, folder)
-            except Reject as reject:
-                if reject.reason != "missing_image":
-                    raise
+            if image := search(each, folder):
+                return image
     detail = f"no file below {folder} has the path {path}, an end of it, or its name. Name"
     raise Reject("missing_image", f"{detail} the folder in preprocess.source.prefixes")
 

@@ -163,7 +163,7 @@ class SourceFiles:
         self.by_key = {file.key: file for file in listing.files}
         self.unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
-        self._frames: dict[Any, BoxFrame] = {}
+        self._frames: dict[BoxFrame, BoxFrame] = {}
         self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -258,19 +258,24 @@ class SourceFiles:
         in Unicode's form. Of an absolute one, which is of another machine, the longest end counts.
         """
         key = self.to_key(path, folder)
-        if (file := self.get(key) or self._find_loosely(path, folder)) is None:
+        is_elsewhere = _ABSOLUTE.match(path.strip()) is not None
+        if (file := self.get(key) or self.search_path(path, folder, is_elsewhere)) is None:
             raise Reject("missing_image", f"there is no file {key}")
         return file
 
-    def _find_loosely(self, path: str, folder: str) -> RawFile | None:
-        is_absolute = _ABSOLUTE.match(path.strip())
-        for end in iterate_path_ends(path.strip()):
-            name = posixpath.normpath(posixpath.join(folder, end))
+    def search_path(
+        self, path: Any, folder: str = ".", is_elsewhere: bool = True
+    ) -> RawFile | None:
+        """The image with a path, or with its longest end if it is of another machine, or None."""
+        for end in iterate_path_ends(path):
+            if file := self.get(self.to_key(end, folder)):
+                return file
+            name = posixpath.normpath(posixpath.join(folder, end.strip()))
             found = self._files_by_loose_name.get(loosen(name), [])
             if len(found) > 1:
                 keys = ", ".join(file.key for file in found[:5])
-                raise Reject("ambiguous_image", f"{end} may be each of {keys}")
-            if found or not is_absolute:
+                raise Reject("ambiguous_image", f"{end.strip()} may be each of {keys}")
+            if found or not is_elsewhere:
                 return found[0] if found else None
         return None
 
@@ -283,7 +288,14 @@ class SourceFiles:
 
     def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
         """The image below a folder with the file name of a path, which may be without suffix."""
-        name = next(reversed([*iterate_path_ends(path)]), "").strip()
+        if (file := self.search_name(path, folder)) is None:
+            name = _get_file_name(path)
+            raise Reject("missing_image", f"there is no image of the name {name} below {folder}")
+        return file
+
+    def search_name(self, path: Any, folder: str = ".") -> RawFile | None:
+        """The image that `find_image_by_name` finds, or None."""
+        name = _get_file_name(path)
         prefix = "" if folder == "." else f"{folder}/"
         names = (name, loosen(name), loosen(posixpath.splitext(name)[0]))
         candidates = (self._images_by_name.get(each, ()) for each in names)
@@ -292,9 +304,7 @@ class SourceFiles:
         if len(found) > 1:
             keys = ", ".join(file.key for file in found[:5])
             raise Reject("ambiguous_image", f"{len(found)} images have the name {name}: {keys}")
-        if not found:
-            raise Reject("missing_image", f"there is no image of the name {name} below {folder}")
-        return found[0]
+        return found[0] if found else None
 
     @functools.cached_property
     def _images_by_name(self) -> dict[str, list[RawFile]]:
@@ -315,27 +325,15 @@ class SourceFiles:
             if loosen(f"/{_to_path(file.key)}").endswith(f"/{end}"):
                 yield "/".join(file.key.split("/")[: -len(end.split("/"))]) or "."
 
-    def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
-        """The image with the longest end of a path on another machine. Raises Reject."""
-        for end in iterate_path_ends(path):
-            if file := self.get(self.to_key(end, folder)) or self._find_loosely(end, folder):
-                return file
-        detail = f"neither {path} nor an end of this path is the path of a file below {folder}"
-        raise Reject("missing_image", detail)
-
-    def find_image_anywhere(self, path: Any, folder: str = ".") -> RawFile:
+    def find_image_anywhere(self, path: Any, folder: str = ".", name: str = "") -> RawFile:
         """The image with the longest end of a path, first below a folder, or the only one so named.
 
-        Raises Reject.
+        Without any, the image with another `name`. Raises Reject.
         """
-        elsewhere, by_name = self.find_image_from_elsewhere, self.find_image_by_name
-        for find, start in ((elsewhere, folder or "."), (elsewhere, "."), (by_name, ".")):
-            try:
-                return find(path, start)
-            except Reject as reject:
-                if reject.reason != "missing_image":
-                    raise
-        raise Reject("missing_image", f"no file has the path {path}, an end of it, or its name")
+        file = self.search_path(path, folder or ".") or self.search_path(path)
+        if (file := file or self.search_name(path) or self.search_name(name)) is None:
+            raise Reject("missing_image", f"no file has the path {path}, an end of it, or its name")
+        return file
 
     @contextlib.contextmanager
     def entry(
@@ -410,11 +408,9 @@ class SourceFiles:
 
     def _make_frame(self, size: tuple[float, float] | None, drawn_on: Any) -> BoxFrame:
         """The frame of an image. Images of equal size share it."""
-        if frame := self._frames.get((size, drawn_on)):
-            return frame
         options = self._boxes
         frame = BoxFrame(size, options.drawn_on or drawn_on, options.outside, options.max_outside)
-        return self._frames.setdefault((size, drawn_on), frame)
+        return self._frames.setdefault(frame, frame)
 
     def _check_record(self, record: Record) -> None:
         if (size := record.file.num_bytes) > MAX_IMAGE_BYTES:
@@ -471,6 +467,10 @@ class SourceFiles:
             detail = f"{more} of {len(boxes)} boxes equal another one, such as {twice}"
             self._reject(f"{record.key}#boxes", "box_duplicate", detail)
         return record if len(kept) == len(boxes) else dataclasses.replace(record, boxes=kept)
+
+
+def _get_file_name(path: Any) -> str:
+    return next(reversed([*iterate_path_ends(path)]), "").strip()
 
 
 def _to_path(key: str) -> str:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.sources.box_formats import USUAL_FORMATS, SizedBox, judge_formats
-from beam_jobs.sources.folder_view import Question, join_names
+from beam_jobs.sources.folder_view import Question
 from beam_jobs.sources.parsing import CORNERS, find_split, parse_flag, parse_number, parse_size
+from beam_jobs.sources.wording import join_names
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import BoxFormat

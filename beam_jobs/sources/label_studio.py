@@ -25,8 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
-from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, get_task
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import get_task
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelStudioSource

@@ -13,8 +13,9 @@ from typing import Any
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, count
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelmeSource
 

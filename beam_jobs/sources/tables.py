@@ -20,16 +20,7 @@ from beam_jobs.sources.columns import (
     parse_numbers,
     read_columns,
 )
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    get_task,
-    join_names,
-    say_folder,
-    unless,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.parsing import (
     CORNERS,
     find_split,
@@ -41,6 +32,7 @@ from beam_jobs.sources.parsing import (
     parse_text,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, get_task, join_names, say_folder, unless
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ManifestPart, ManifestSource

@@ -25,14 +25,7 @@ from typing import Any, NamedTuple
 
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.sources.box_formats import SizedBox, find_better, to_corners
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    join_names,
-    unless,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.parsing import (
     check_size,
     decode_text,
@@ -46,6 +39,7 @@ from beam_jobs.sources.parsing import (
     parse_utf8,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names, unless
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting

@@ -181,7 +181,8 @@ def _find_question(
     match: SourceMatch, data: DataSummary, chosen: Mapping[str, Any]
 ) -> Question | None:
     """A doubt about the pictures that boxes are for."""
-    from beam_jobs.sources.folder_view import Question, count
+    from beam_jobs.sources.folder_view import Question
+    from beam_jobs.sources.wording import count
 
     if data.num_unclear:
         text = (
@@ -265,7 +266,7 @@ def _list_facts(
     match: SourceMatch, data: DataSummary, budget: Budget | None, is_complete: bool
 ) -> Iterator[tuple[str, str]]:
     """The lines about a data set and the training, each with the word before it."""
-    from beam_jobs.sources.folder_view import count, join_names
+    from beam_jobs.sources.wording import count, join_names
 
     certainty = "certain" if match.is_certain else "likely"
     yield "source", f"{match.type} ({certainty}): {match.reason}"
@@ -308,7 +309,7 @@ def _make_printable(text: str) -> str:
 
 
 def _describe_classes(labels: Mapping[str, int], with_counts: bool = False) -> str:
-    from beam_jobs.sources.folder_view import join_names
+    from beam_jobs.sources.wording import join_names
 
     names = [f"{name} ({labels[name]:,})" if with_counts else name for name in sorted(labels)]
     return _make_printable(join_names(names, _MAX_CLASSES_SHOWN))

@@ -235,8 +235,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         texts = f"{count(len(annotated), 'XML file')}{say_folder(source.annotations)}"
         shown = f"{count(len(pictures), 'image')}{say_folder(source.images)}"
         with_both = f"{len(both):,} have annotations{say_splits(splits) or remark}"
-        reason = f"{texts}, and {shown}, of which {with_both}"
-        yield SourceMatch("voc", reason, keys, below)
+        yield SourceMatch("voc", f"{texts}, and {shown}, of which {with_both}", keys, below)
 
 
 def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:

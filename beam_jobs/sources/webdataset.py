@@ -103,8 +103,7 @@ class _Sample:
                 raise Reject("malformed", f"the name {name} leads out of the archive")
             if not member.info.isreg() or member.info.issparse():
                 cure = "Pack the file itself (tar --hard-dereference --dereference)"
-                detail = f"{name} is a link, a device or a sparse file. {cure}"
-                raise Reject("not_regular", detail)
+                raise Reject("not_regular", f"{name} is a link, a device or a sparse file. {cure}")
             if member.suffix in self._members:
                 raise Reject("duplicate", f"{name} is there twice")
             self._members[member.suffix] = member.info

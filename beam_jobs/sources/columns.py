@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_jobs.sources.box_formats import USUAL_FORMATS, SizedBox, judge_formats
-from beam_jobs.sources.folder_view import Question, join_names
+from beam_jobs.sources.folder_view import Question
 from beam_jobs.sources.parsing import CORNERS, find_split, parse_flag, parse_number, parse_size
+from beam_jobs.sources.wording import join_names
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import BoxFormat
@@ -50,6 +51,7 @@ _NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 _SEPARATORS = "|;,"
 _SHAPE = re.compile(r"\s*([\[({].*\d.*[\])}]|(MULTI)?POLYGON|\d+ \d+ \d+ \d+)", re.DOTALL)
 """The start of a text that is a list of numbers, an object, an outline, or a mask."""
+_USUAL = {"boxes": "boxes", "label": "label", "box_format": "xyxy", "units": "pixels"}
 
 
 class Meaning(NamedTuple):
@@ -69,6 +71,11 @@ class Meaning(NamedTuple):
     single_class: str = ""
     others: Mapping[str, str] = {}
     notes: Sequence[str] = ()
+
+    def make_keys(self, *names: str) -> dict[str, Any]:
+        """The keys of a source with these names, without empty and usual values."""
+        keys = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in keys.items() if value and value != _USUAL.get(name)}
 
 
 def find_field(fields: Any, name: str) -> Any:
@@ -175,8 +182,7 @@ class Columns:
             is_split = _normalise(name) in _SPLITS and values and all(map(find_split, values))
             if is_split and "split" not in found:
                 found["split"] = name
-                note = f"split from the column {name}: {join_names(sorted(values))}"
-                self._notes.append(note)
+                self._notes.append(f"split from the column {name}: {join_names(sorted(values))}")
             if _normalise(name) == "group":
                 found["group"] = name
         return found

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
-from beam_jobs.sources.folder_view import FolderView, SourceMatch, get_task
+from beam_jobs.sources.folder_view import FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import get_task
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CvatSource

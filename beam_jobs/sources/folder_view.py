@@ -152,8 +152,7 @@ class FolderView:
         number = 0
         for name in names:
             with contextlib.suppress(Reject):
-                self._source_files.find_image_by_name(name)
-                number += 1
+                number += self._source_files.search_name(name) is not None
         return number
 
     def measure_image(self, path: str, folder: str, is_by_name: bool) -> Size | None:
@@ -236,32 +235,3 @@ def read_orientation(opened: BinaryIO) -> tuple[tuple[int, int], int]:
             return (image.height, image.width), image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # Pillow's parsers raise nearly anything
         return (0, 0), 1
-
-
-def count(number: int, noun: str) -> str:
-    """A number and a noun: `1 image`, `1,203 images`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def join_names(names: Sequence[str], limit: int = 5) -> str:
-    """The first names, and the number of the others."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def say_splits(folders: Mapping[str, str]) -> str:
-    names = [f"{name} ({split})" for name, split in sorted(folders.items())]
-    return f", in the folders {join_names(names)}" if names else ""
-
-
-def say_folder(folder: str) -> str:
-    return "" if folder == "." else f" in {folder}"
-
-
-def get_task(has_boxes: bool) -> dict[str, Any]:
-    return {"task": "detection" if has_boxes else "classification"}
-
-
-def unless(key: str, value: Any, default: Any) -> dict[str, Any]:
-    """The key of a source with a value, left out if the value is the default."""
-    return {} if value == default else {key: value}

@@ -13,16 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    join_names,
-    say_splits,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.parsing import find_split, find_split_names, get_other_words, is_image_name
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names, say_splits
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError

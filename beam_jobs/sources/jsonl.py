@@ -11,17 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from beam_jobs.sources.columns import find_field, list_names
-from beam_jobs.sources.folder_view import (
-    MAX_CANDIDATES,
-    FolderView,
-    Question,
-    SourceMatch,
-    get_task,
-    join_names,
-)
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, Question, SourceMatch
 from beam_jobs.sources.parsing import decode_text, name_part, parse_json_object
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.tables import ManifestReader, recognise_tables
+from beam_jobs.sources.wording import get_task, join_names
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import JsonlSource
 from pipeline_ops.raw_data.raw_file import RawFile

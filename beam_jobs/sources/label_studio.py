@@ -25,8 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
-from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, get_task
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import get_task
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelStudioSource
@@ -171,13 +172,10 @@ def _find_uploaded(path: str, folder: str, files: SourceFiles) -> RawFile:
     """The image of a path, or of the path without the code of an upload, or of its name."""
     before, name = posixpath.split(path)
     names = dict.fromkeys((path, posixpath.join(before, _UPLOAD.sub("", name, count=1))))
-    for find in (files.find_image_from_elsewhere, files.find_image_by_name):
+    for search in (files.search_path, files.search_name):
         for each in names:
-            try:
-                return find(each, folder)
-            except Reject as reject:
-                if reject.reason != "missing_image":
-                    raise
+            if image := search(each, folder):
+                return image
     detail = f"no file below {folder} has the path {path}, an end of it, or its name. Name"
     raise Reject("missing_image", f"{detail} the folder in preprocess.source.prefixes")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader
-from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch, count
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelmeSource
-from pipeline_ops.raw_data.raw_file import RawFile
 
 _MAX_BYTES = 64 << 20
 """Maximum size of a file, which may hold a copy of the image."""
@@ -34,21 +34,12 @@ def read_entries(files: SourceFiles, _: LabelmeSource) -> Iterator[SourceEntry]:
         with files.entry(file.key) as entry:
             parsing.check_size(file.num_bytes, _MAX_BYTES, "a file")
             content = parsing.parse_json_object(reader.read(file))
-            image = _find_image(content.get("imagePath"), file.key, files)
+            folder, name = posixpath.split(posixpath.splitext(file.key)[0])
+            image = files.find_image_anywhere(content.get("imagePath"), folder, name)
             entry.key = image.key
             size = parsing.parse_size(content.get("imageHeight"), content.get("imageWidth"))
             boxes, split = _read_boxes(content.get("shapes")), splits.get(file.key)
             yield SourceEntry(image, boxes=boxes, split=split, frame=size, drawn_on="upright")
-
-
-def _find_image(path: Any, key: str, files: SourceFiles) -> RawFile:
-    """The image with the path in a file, or with the name of the file if it was renamed."""
-    try:
-        return files.find_image_anywhere(path, posixpath.dirname(key))
-    except Reject as reject:
-        if reject.reason != "missing_image":
-            raise
-        return files.find_image_by_name(posixpath.splitext(key)[0])
 
 
 def _read_boxes(shapes: Any) -> list[Box]:

@@ -191,9 +191,5 @@ def get_pattern(file: RawFile) -> str:
 
 def make_keys(meaning: Meaning) -> dict[str, Any]:
     """The keys of a `FieldsSource` for what the columns of its files are."""
-    names = ("task", "corners", "label", "boxes", "box_format", "units")
-    keys = {name: getattr(meaning, name) for name in names}
-    keys |= {name: meaning.others[name] for name in meaning.others if name in ("split", "group")}
-    keys["corners"] = list(meaning.corners)
-    usual = {"boxes": "boxes", "label": "label", "box_format": "xyxy", "units": "pixels"}
-    return {name: value for name, value in keys.items() if value and usual.get(name) != value}
+    keys = meaning.make_keys("task", "corners", "label", "boxes", "box_format", "units")
+    return keys | {k: v for k, v in meaning.others.items() if k in ("split", "group")}

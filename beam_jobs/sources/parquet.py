@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from beam_jobs.io import raw
 from beam_jobs.sources.columns import Columns, find_field, list_names
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    join_names,
-    read_size,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch, read_size
 from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import suggest_name

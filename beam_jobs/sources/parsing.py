@@ -300,8 +300,7 @@ def enclose_mask(size: Any, counts: Any) -> Corners:
     if not isinstance(runs, list) or not all(type(n) is int and n >= 0 for n in runs):
         raise Reject("malformed", "the counts of a mask must be numbers, or their text")
     if sum(runs) != height * width:
-        detail = f"a mask of {sum(runs)} pixels, for an image of {width}x{height}"
-        raise Reject("malformed", detail)
+        raise Reject("malformed", f"a mask of {sum(runs)} pixels, for an image of {width}x{height}")
     ends = list(itertools.accumulate(runs))
     pairs = zip(ends[::2], ends[1::2], strict=False)  # a last run outside of the mask has no other
     spans = [(start, end - 1) for start, end in pairs if start < end]

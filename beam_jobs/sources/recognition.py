@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from beam_jobs.sources import CATALOGUE
-from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, Question, SourceMatch, count
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, Question, SourceMatch
 from beam_jobs.sources.parsing import decode_text
+from beam_jobs.sources.wording import count
 from pipeline_ops.config.reading import parse_value
 from pipeline_ops.config.sources import ENTRY_POINT_GROUP
 from pipeline_ops.errors import ConfigError, DataError

@@ -26,18 +26,9 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import Raw, read_raw
 from beam_jobs.planning.plan import Record
-from beam_jobs.sources.parsing import (
-    decode_text,
-    escape_surrogates,
-    is_image_name,
-    iterate_path_ends,
-    make_box,
-    parse_size,
-    parse_split,
-    parse_text,
-)
 from beam_jobs.stages.boxes import FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, BoxFrame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
@@ -163,7 +154,7 @@ class SourceFiles:
         self.by_key = {file.key: file for file in listing.files}
         self.unreadable = {entry.key: entry for entry in listing.rejected}
         self._entry: CurrentEntry | None = None
-        self._frames: dict[Any, BoxFrame] = {}
+        self._frames: dict[BoxFrame, BoxFrame] = {}
         self._found: list[_Found] = []
         self._rejected: list[RejectedRecord] = []
         self._rejected_labels: dict[str, Sequence[str]] = {}
@@ -207,7 +198,7 @@ class SourceFiles:
         """The content of a file of text, in UTF-8 or with a byte order mark."""
         content = self.read(path, named_by, max_bytes)
         try:
-            return decode_text(content)
+            return parsing.decode_text(content)
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             raise DataError(
@@ -223,7 +214,7 @@ class SourceFiles:
     ) -> Any:
         """The content of a file of JSON. `make_object` gets the pairs of each object."""
         try:
-            text = decode_text(self.read(path, named_by))
+            text = parsing.decode_text(self.read(path, named_by))
             return json.loads(text, object_pairs_hook=make_object)
         except (ValueError, RecursionError) as error:
             cause = f"preprocess.source.{named_by} names this file."
@@ -258,19 +249,22 @@ class SourceFiles:
         in Unicode's form. Of an absolute one, which is of another machine, the longest end counts.
         """
         key = self.to_key(path, folder)
-        if (file := self.get(key) or self._find_loosely(path, folder)) is None:
+        is_foreign = _ABSOLUTE.match(path.strip()) is not None
+        if (file := self.get(key) or self.search_path(path, folder, is_foreign)) is None:
             raise Reject("missing_image", f"there is no file {key}")
         return file
 
-    def _find_loosely(self, path: str, folder: str) -> RawFile | None:
-        is_absolute = _ABSOLUTE.match(path.strip())
-        for end in iterate_path_ends(path.strip()):
-            name = posixpath.normpath(posixpath.join(folder, end))
+    def search_path(self, path: Any, folder: str = ".", is_foreign: bool = True) -> RawFile | None:
+        """The image with a path, or with its longest end if it is of another machine, or None."""
+        for end in parsing.iterate_path_ends(path):
+            if file := self.get(self.to_key(end, folder)):
+                return file
+            name = posixpath.normpath(posixpath.join(folder, end.strip()))
             found = self._files_by_loose_name.get(loosen(name), [])
             if len(found) > 1:
                 keys = ", ".join(file.key for file in found[:5])
-                raise Reject("ambiguous_image", f"{end} may be each of {keys}")
-            if found or not is_absolute:
+                raise Reject("ambiguous_image", f"{end.strip()} may be each of {keys}")
+            if found or not is_foreign:
                 return found[0] if found else None
         return None
 
@@ -283,7 +277,14 @@ class SourceFiles:
 
     def find_image_by_name(self, path: Any, folder: str = ".") -> RawFile:
         """The image below a folder with the file name of a path, which may be without suffix."""
-        name = next(reversed([*iterate_path_ends(path)]), "").strip()
+        if (file := self.search_name(path, folder)) is None:
+            name = _get_file_name(path)
+            raise Reject("missing_image", f"there is no image of the name {name} below {folder}")
+        return file
+
+    def search_name(self, path: Any, folder: str = ".") -> RawFile | None:
+        """The image that `find_image_by_name` finds, or None."""
+        name = _get_file_name(path)
         prefix = "" if folder == "." else f"{folder}/"
         names = (name, loosen(name), loosen(posixpath.splitext(name)[0]))
         candidates = (self._images_by_name.get(each, ()) for each in names)
@@ -292,16 +293,14 @@ class SourceFiles:
         if len(found) > 1:
             keys = ", ".join(file.key for file in found[:5])
             raise Reject("ambiguous_image", f"{len(found)} images have the name {name}: {keys}")
-        if not found:
-            raise Reject("missing_image", f"there is no image of the name {name} below {folder}")
-        return found[0]
+        return found[0] if found else None
 
     @functools.cached_property
     def _images_by_name(self) -> dict[str, list[RawFile]]:
         """The images by their file names with and without suffix, as they are and loosened."""
         found: dict[str, list[RawFile]] = defaultdict(list)
         for file in self.listing.files:
-            if is_image_name(file.key):
+            if parsing.is_image_name(file.key):
                 name = posixpath.basename(_to_path(file.key))
                 names = {name, posixpath.splitext(name)[0]}
                 for each in names | set(map(loosen, names)):
@@ -315,27 +314,15 @@ class SourceFiles:
             if loosen(f"/{_to_path(file.key)}").endswith(f"/{end}"):
                 yield "/".join(file.key.split("/")[: -len(end.split("/"))]) or "."
 
-    def find_image_from_elsewhere(self, path: Any, folder: str = ".") -> RawFile:
-        """The image with the longest end of a path on another machine. Raises Reject."""
-        for end in iterate_path_ends(path):
-            if file := self.get(self.to_key(end, folder)) or self._find_loosely(end, folder):
-                return file
-        detail = f"neither {path} nor an end of this path is the path of a file below {folder}"
-        raise Reject("missing_image", detail)
-
-    def find_image_anywhere(self, path: Any, folder: str = ".") -> RawFile:
+    def find_image_anywhere(self, path: Any, folder: str = ".", name: str = "") -> RawFile:
         """The image with the longest end of a path, first below a folder, or the only one so named.
 
-        Raises Reject.
+        Without any, the image with another `name`. Raises Reject.
         """
-        elsewhere, by_name = self.find_image_from_elsewhere, self.find_image_by_name
-        for find, start in ((elsewhere, folder or "."), (elsewhere, "."), (by_name, ".")):
-            try:
-                return find(path, start)
-            except Reject as reject:
-                if reject.reason != "missing_image":
-                    raise
-        raise Reject("missing_image", f"no file has the path {path}, an end of it, or its name")
+        file = self.search_path(path, folder or ".") or self.search_path(path)
+        if (file := file or self.search_name(path) or self.search_name(name)) is None:
+            raise Reject("missing_image", f"no file has the path {path}, an end of it, or its name")
+        return file
 
     @contextlib.contextmanager
     def entry(
@@ -389,7 +376,7 @@ class SourceFiles:
             self._found.append(_Found(record, place.place, place.scope))
 
     def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
-        label = "" if entry.label is None else parse_text(_to_plain(entry.label))
+        label = "" if entry.label is None else parsing.parse_text(_to_plain(entry.label))
         boxes = None if entry.boxes is None else tuple(map(_parse_box, entry.boxes))
         place.labels = [label] if boxes is None else [box.label for box in boxes]
         if entry.encoded is not None:
@@ -399,22 +386,20 @@ class SourceFiles:
         if entry.label is not None and boxes is not None:
             raise Reject("malformed", "the entry has a label and boxes, and must have one of them")
         size = _parse_size(entry.frame)
-        group = None if entry.group in (None, "") else parse_text(_to_plain(entry.group))
-        group = group and escape_surrogates(group)
+        group = None if entry.group in (None, "") else parsing.parse_text(_to_plain(entry.group))
+        group = group and parsing.escape_surrogates(group)
         image = entry.path
         if not isinstance(image, Raw):
             image = self.find_image(image, entry.folder)
-        split = parse_split(entry.split)
+        split = parsing.parse_split(entry.split)
         frame = None if boxes is None else self._make_frame(size, entry.drawn_on)
         return Record(image, label, boxes, split, group, frame)
 
     def _make_frame(self, size: tuple[float, float] | None, drawn_on: Any) -> BoxFrame:
         """The frame of an image. Images of equal size share it."""
-        if frame := self._frames.get((size, drawn_on)):
-            return frame
         options = self._boxes
         frame = BoxFrame(size, options.drawn_on or drawn_on, options.outside, options.max_outside)
-        return self._frames.setdefault((size, drawn_on), frame)
+        return self._frames.setdefault(frame, frame)
 
     def _check_record(self, record: Record) -> None:
         if (size := record.file.num_bytes) > MAX_IMAGE_BYTES:
@@ -432,7 +417,7 @@ class SourceFiles:
                 raise Reject("box_fraction", f"{detail}. Fractions must be declared or converted")
 
     def _find_label_fault(self, label: str) -> Reject | None:
-        if not label or escape_surrogates(label) != label:
+        if not label or parsing.escape_surrogates(label) != label:
             cure = ". Save the file as UTF-8" if label else ""
             return Reject("no_label", f"{label!r} is not the name of a class{cure}")
         if self._class_names is not None and label not in self._class_names:
@@ -440,7 +425,8 @@ class SourceFiles:
         return None
 
     def _reject(self, key: str, reason: str, detail: str, labels: Iterable[str] = ()) -> None:
-        key, detail = escape_surrogates(key), escape_surrogates(detail)[:_MAX_DETAIL_CHARACTERS]
+        key, detail = map(parsing.escape_surrogates, (key, detail))
+        detail = detail[:_MAX_DETAIL_CHARACTERS]
         self._rejected.append(RejectedRecord(key=key, stage="source", reason=reason, detail=detail))
         if known := [label for label in labels if not self._find_label_fault(label)]:
             self._rejected_labels[key] = known
@@ -473,6 +459,10 @@ class SourceFiles:
         return record if len(kept) == len(boxes) else dataclasses.replace(record, boxes=kept)
 
 
+def _get_file_name(path: Any) -> str:
+    return next(reversed([*parsing.iterate_path_ends(path)]), "").strip()
+
+
 def _to_path(key: str) -> str:
     """The path of a file as text. Bytes that are not UTF-8 become surrogates."""
     return os.fsdecode(unquote_to_bytes(key)) if "%" in key else key
@@ -488,7 +478,7 @@ def _parse_box(box: Any) -> Box:
         raise Reject("malformed", f"a box must be a Box, got a {type(box).__name__}")
     corners = map(_to_plain, (box.ymin, box.xmin, box.ymax, box.xmax))
     flags = map(_to_plain, (box.is_difficult, box.is_crowd))
-    return make_box(corners, _to_plain(box.label), *flags)
+    return parsing.make_box(corners, _to_plain(box.label), *flags)
 
 
 def _parse_size(frame: Any) -> tuple[float, float] | None:
@@ -498,4 +488,4 @@ def _parse_size(frame: Any) -> tuple[float, float] | None:
         height, width = frame
     except (TypeError, ValueError):
         raise Reject("malformed", f"frame must be height and width, got {frame!r:.80}") from None
-    return parse_size(_to_plain(height), _to_plain(width))
+    return parsing.parse_size(_to_plain(height), _to_plain(width))

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.sources.box_formats import to_corners
 from beam_jobs.sources.columns import (
     Columns,
@@ -20,27 +21,9 @@ from beam_jobs.sources.columns import (
     parse_numbers,
     read_columns,
 )
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    get_task,
-    join_names,
-    say_folder,
-    unless,
-)
-from beam_jobs.sources.parsing import (
-    CORNERS,
-    find_split,
-    find_split_of_path,
-    is_image_name,
-    make_box,
-    parse_box,
-    parse_flag,
-    parse_text,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names, say_folder, unless
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ManifestPart, ManifestSource
@@ -91,8 +74,8 @@ class ManifestReader:
 
     def _read_label(self, fields: Row) -> str:
         if not (columns := self.source.one_hot):
-            return parse_text(fields.get("label"))
-        found = [name for name in columns if parse_flag(fields.get(name), name)]
+            return parsing.parse_text(fields.get("label"))
+        found = [name for name in columns if parsing.parse_flag(fields.get(name), name)]
         if len(found) != 1:
             detail = f"one of the columns {join_names(columns)} must be 1, got "
             reason = "contradictory" if found else "no_label"
@@ -107,7 +90,7 @@ class ManifestReader:
         else:
             value = fields.get("boxes")
             if isinstance(value, list) and not all(isinstance(each, list) for each in value):
-                return list(map(parse_box, value))
+                return list(map(parsing.parse_box, value))
             if (numbers := parse_numbers(value)) is None:
                 raise Reject("malformed", f"boxes: {str(value):.80} must be lists of four numbers")
         labels = source.single_class or fields.get("label")
@@ -115,7 +98,7 @@ class ManifestReader:
         if len(labels) != len(numbers):
             raise Reject("malformed", f"{len(numbers)} boxes have {len(labels)} labels")
         return [
-            make_box(to_corners(box, source.box_format), label)
+            parsing.make_box(to_corners(box, source.box_format), label)
             for box, label in zip(numbers, labels, strict=True)
         ]
 
@@ -141,8 +124,9 @@ class Table(NamedTuple):
     def rank(self) -> tuple[Any, ...]:
         """Orders columns of paths. A row's number may be the name of an image by chance."""
         values = [str(row.get(self.path)) for row in self.rows[:_MAX_LOOKED_UP]]
-        has_suffix = self.num_found > 0 and sum(map(is_image_name, values)) > len(values) / 2
-        return self.num_found > 0, has_suffix, self.path.lower() in _PATHS, self.num_found
+        is_found, num_images = self.num_found > 0, sum(map(parsing.is_image_name, values))
+        has_suffix = is_found and num_images > len(values) / 2
+        return is_found, has_suffix, self.path.lower() in _PATHS, self.num_found
 
 
 def recognise_tables(
@@ -173,7 +157,7 @@ def recognise_tables(
 def _match_parts(
     kind: str, view: FolderView, tables: Sequence[Table], meaning: Meaning
 ) -> Iterator[SourceMatch]:
-    splits = [(table, find_split_of_path(table.file.key)) for table in tables]
+    splits = [(table, parsing.find_split_of_path(table.file.key)) for table in tables]
     parts = [(table, split) for table, split in splits if split]
     rest = [table for table, split in splits if not split]
     names, total = [split for _, split in parts], sum(len(table.rows) for table, _ in parts)
@@ -190,7 +174,7 @@ def _find_images(
     view: FolderView, file: RawFile, header: Sequence[str], rows: Sequence[Row]
 ) -> Table | str | None:
     """Returns the table, the reason why its images cannot be used, or None for another file."""
-    if any(is_image_name(name) and view.count_images_named([name]) for name in header):
+    if any(parsing.is_image_name(name) and view.count_images_named([name]) for name in header):
         line = _guess_header(header)
         return f"{file.key} has no header: its first line names an image. Add the line {line}"
     usual = next((name for name in header if name.lower() in _PATHS), "")
@@ -238,7 +222,7 @@ def _judge_tables(view: FolderView, tables: Sequence[Table]) -> Meaning | Questi
 
 def _guess_header(first: Sequence[str]) -> str:
     """The header for a table that has none, by its first line."""
-    names = {index: "path" for index, cell in enumerate(first) if is_image_name(cell)}
+    names = {index: "path" for index, cell in enumerate(first) if parsing.is_image_name(cell)}
     is_number = [cell.replace(".", "", 1).lstrip("-").isdigit() for cell in first]
     numbers = [index for index, is_one in enumerate(is_number) if is_one]
     if len(numbers) in (4, 6):
@@ -246,8 +230,8 @@ def _guess_header(first: Sequence[str]) -> str:
         names |= zip(numbers, usual, strict=False)
     rest = [index for index in range(len(first)) if index not in names]
     texts = [index for index in rest if not is_number[index]]
-    for index in [i for i in texts if find_split(first[i])][:1]:  # Google's AutoML begins with it
-        names[index] = "split"
+    splits = [index for index in texts if parsing.find_split(first[index])]
+    names |= dict.fromkeys(splits[:1], "split")  # Google's AutoML begins with it
     for index in [index for index in (*texts, *rest) if index not in names][:1]:
         names[index] = "label"
     return ",".join(names.get(index, f"column_{index}") for index in range(len(first)))
@@ -266,28 +250,20 @@ def _measure(view: FolderView, table: Table) -> list[Size | None]:
 def _match_tables(
     kind: str, view: FolderView, parts: Sequence[tuple[Table, str | None]], meaning: Meaning
 ) -> SourceMatch:
-    first, corners = parts[0][0], list(meaning.corners)
+    first, corners = parts[0][0], meaning.corners
     columns = {"path": first.path, "label": meaning.label, **meaning.others, "boxes": meaning.boxes}
     if meaning.box_format == "xyxy" and corners and "corners" not in view.chosen:
         columns |= zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
-        corners = []
+        meaning = meaning._replace(corners=())
     columns = {ours: theirs for ours, theirs in columns.items() if theirs and ours != theirs}
     places: list[dict[str, Any]] = [
         {"manifest": t.file.key, **unless("images", t.images, "."), **unless("split", split, None)}
         for t, split in parts
     ]
     keys: dict[str, Any] = places[0] if len(places) == 1 else {"parts": places}
-    keys |= get_task(meaning.task == "detection")
-    for name, value, usual in (
-        ("columns", columns, {}),
-        ("find_by", first.find_by, "path"),
-        ("corners", corners, []),
-        ("box_format", meaning.box_format, "xyxy"),
-        ("units", meaning.units, "pixels"),
-        ("one_hot", list(meaning.one_hot), []),
-        ("single_class", meaning.single_class, ""),
-    ):
-        keys |= unless(name, value, usual)
+    keys |= meaning.make_keys("task") | unless("columns", columns, {})
+    keys |= unless("find_by", first.find_by, "path")
+    keys |= meaning.make_keys("corners", "box_format", "units", "one_hot", "single_class")
     noun = "boxes" if meaning.task == "detection" else "labels"
     reason = "; ".join(
         f"{table.file.key} names images{say_folder(table.images)} with {noun}"
@@ -305,7 +281,7 @@ def read_corners(reader: ManifestReader, fields: Row) -> list[Box]:
     """The boxes of a row of a CSV file with the usual columns, of which all may be empty."""
     if reader.source.corners or "boxes" in reader.source.columns:
         return reader.read_boxes(fields)
-    if all(is_missing(fields.get(name)) for name in (*CORNERS, "label")):
+    if all(is_missing(fields.get(name)) for name in (*parsing.CORNERS, "label")):
         return []
     single = reader.source.single_class
-    return [parse_box({**fields, "label": single} if single else fields)]
+    return [parsing.parse_box({**fields, "label": single} if single else fields)]

@@ -19,7 +19,7 @@ from google.protobuf import text_format
 
 from beam_jobs.io.example import define_message, parse
 from beam_jobs.io.tfrecord_files import scan_records
-from beam_jobs.sources.folder_view import FolderView, SourceMatch, count, get_task, join_names
+from beam_jobs.sources.folder_view import FolderView, SourceMatch
 from beam_jobs.sources.packed import (
     PackedExample,
     find_containers,
@@ -29,6 +29,7 @@ from beam_jobs.sources.packed import (
 )
 from beam_jobs.sources.parsing import decode_text, parse_utf8
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, get_task, join_names
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts import dataset as shards

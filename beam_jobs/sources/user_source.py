@@ -14,15 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beam_jobs.sources.source import (
-    SourceEntry,
-    SourceFailed,
-    SourceFiles,
-    SourceRecords,
-    parameters,
-)
+from beam_jobs.sources.source import SourceEntry, SourceFailed, SourceFiles, SourceRecords
 from beam_jobs.stages import find_parameter_problems, find_parameters_class, raise_problems
-from beam_jobs.stages.stage import Reject
+from beam_jobs.stages.stage import Reject, parameters
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.sources import BoxOptions, OwnCodeSource, Source, UserSource
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError

@@ -26,9 +26,9 @@ from beam_jobs.sources.folder_view import (
     FolderView,
     Question,
     SourceMatch,
-    join_names,
 )
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import join_names
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import ViaSource
 from pipeline_ops.errors import DataError

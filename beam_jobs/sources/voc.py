@@ -23,17 +23,9 @@ from typing import Any
 import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader
 from beam_jobs.sources.box_formats import to_corners
-from beam_jobs.sources.folder_view import (
-    MAX_CANDIDATES,
-    FolderView,
-    SourceMatch,
-    count,
-    join_names,
-    say_folder,
-    say_splits,
-    unless,
-)
+from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names, say_folder, say_splits, unless
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import SplitName, VocSource
@@ -243,8 +235,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
         texts = f"{count(len(annotated), 'XML file')}{say_folder(source.annotations)}"
         shown = f"{count(len(pictures), 'image')}{say_folder(source.images)}"
         with_both = f"{len(both):,} have annotations{say_splits(splits) or remark}"
-        reason = f"{texts}, and {shown}, of which {with_both}"
-        yield SourceMatch("voc", reason, keys, below)
+        yield SourceMatch("voc", f"{texts}, and {shown}, of which {with_both}", keys, below)
 
 
 def _pair_voc_folders(view: FolderView, files: Iterable[RawFile]) -> set[tuple[str, str, str]]:

@@ -18,17 +18,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import PackedImage, open_raw, translate_read_errors
 from beam_jobs.sources.columns import Columns, Meaning, list_names
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    join_names,
-    read_size,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch, read_size
 from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
 from beam_jobs.sources.parsing import check_size, is_image_name, parse_json_object, parse_utf8
 from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import WebdatasetSource
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
@@ -109,8 +103,7 @@ class _Sample:
                 raise Reject("malformed", f"the name {name} leads out of the archive")
             if not member.info.isreg() or member.info.issparse():
                 cure = "Pack the file itself (tar --hard-dereference --dereference)"
-                detail = f"{name} is a link, a device or a sparse file. {cure}"
-                raise Reject("not_regular", detail)
+                raise Reject("not_regular", f"{name} is a link, a device or a sparse file. {cure}")
             if member.suffix in self._members:
                 raise Reject("duplicate", f"{name} is there twice")
             self._members[member.suffix] = member.info

@@ -23,29 +23,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import beam_jobs.sources.parsing as parsing
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.sources.box_formats import SizedBox, find_better, to_corners
-from beam_jobs.sources.folder_view import (
-    FolderView,
-    Question,
-    SourceMatch,
-    count,
-    join_names,
-    unless,
-)
-from beam_jobs.sources.parsing import (
-    check_size,
-    decode_text,
-    enclose,
-    find_split,
-    find_splits_of_keys,
-    is_image_name,
-    iterate_path_ends,
-    make_box,
-    parse_number,
-    parse_utf8,
-)
+from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch
 from beam_jobs.sources.source import SourceEntry, SourceFiles
+from beam_jobs.sources.wording import count, join_names, unless
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
@@ -99,12 +82,14 @@ class _Description(NamedTuple):
     values: Mapping[str, Any]
     lines: Mapping[Location, int]
 
-    def find_line(self, *location: str | int) -> int:
-        return self.lines.get(location) or self.lines.get(location[:1], 1)
+    def locate(self, *location: str | int) -> str:
+        """The file and the line of a value: `data.yaml:3`."""
+        line = self.lines.get(location) or self.lines.get(location[:1], 1)
+        return f"{self.name}:{line}"
 
     def make_error(self, message: str, *location: str | int) -> DataError:
         key = f"{location[0]}: " if location else ""
-        return DataError(f"{self.name}:{self.find_line(*location)}: {key}{message}")
+        return DataError(f"{self.locate(*location)}: {key}{message}")
 
 
 def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry]:
@@ -165,13 +150,15 @@ def _find_images(
 ) -> Iterator[_Image]:
     """The images of all places, or without any all images, with the splits of their folders."""
     every = [*files.by_key, *files.unreadable]
-    splits = {} if places else find_splits_of_keys(filter(is_image_name, every))
+    splits = {} if places else parsing.find_splits_of_keys(filter(parsing.is_image_name, every))
     for place in places or [_Place(".", True, None, source.data)]:
         if not place.is_folder:
             yield from _read_list(place, files, source, names)
             continue
         for key in every:
-            is_other = key.lower().endswith(_OTHER_SUFFIXES) if places else not is_image_name(key)
+            is_other = (
+                key.lower().endswith(_OTHER_SUFFIXES) if places else not parsing.is_image_name(key)
+            )
             if key.startswith(place.prefix) and not is_other:
                 with files.entry(key, key):
                     if file := files.get(key):
@@ -188,7 +175,7 @@ def _read_list(
     for number, (path, boxes) in enumerate(lines, start=1):
         if path:
             with files.entry(f"{place.key}:{number}") as entry:
-                if has_boxes and not is_image_name(path):
+                if has_boxes and not parsing.is_image_name(path):
                     detail = f"{path:.80} must be an image, then x1,y1,x2,y2,class"
                     raise Reject("malformed", detail)
                 near = files.get(files.to_key(path, posixpath.dirname(place.key)))
@@ -208,11 +195,11 @@ def _divide_line(line: str) -> tuple[str, list[str]]:
 
 
 def _is_listed_image(line: str) -> bool:
-    return is_image_name(_divide_line(line)[0])
+    return parsing.is_image_name(_divide_line(line)[0])
 
 
-def _read_first_line(content: bytes) -> str:
-    return decode_text(content, "replace").lstrip().partition("\n")[0]
+def _decode(content: bytes) -> str:
+    return parsing.decode_text(content, "replace").lstrip()
 
 
 def _find_list_keys(
@@ -222,15 +209,15 @@ def _find_list_keys(
 
     If the names of some tell their splits, the others are lists of the same images.
     """
-    stems = {posixpath.splitext(key)[0] for key in keys if is_image_name(key)}
+    stems = {posixpath.splitext(key)[0] for key in keys if parsing.is_image_name(key)}
     found = {}
     for key in keys:
         folder, end = posixpath.split(key)
         stem, suffix = posixpath.splitext(key)
         is_near = folder in ("", posixpath.dirname(name))
         is_text = is_near and suffix == ".txt" and stem not in stems
-        if is_text and _is_listed_image(_read_first_line(read(key))):
-            found[key] = find_split(end)
+        if is_text and _is_listed_image(_decode(read(key)).partition("\n")[0]):
+            found[key] = parsing.find_split(end)
     return {key: split for key, split in found.items() if split} or found
 
 
@@ -345,12 +332,10 @@ def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
                 cure = f"Correct the entry or path, or remove {key}."
                 raise description.make_error(f"{fault}. {cure}", *location)
             if other := places.get(found):
-                fault = (
-                    f"{found} is named in {other.line} already, and an image can be in one split"
-                )
-                raise description.make_error(f"{fault} only. Remove one of the entries.", *location)
-            line = f"{description.name}:{description.find_line(*location)}"
-            places[found] = _Place(found, found in folders, split, line)
+                fault = f"{found} is named in {other.line} already"
+                cure = "and an image can be in one split only. Remove one of the entries."
+                raise description.make_error(f"{fault}, {cure}", *location)
+            places[found] = _Place(found, found in folders, split, description.locate(*location))
     return [*places.values()]
 
 
@@ -361,18 +346,17 @@ def _iterate_candidates(
     folder = posixpath.dirname(description.name)
     try:
         if _ABSOLUTE.match(entry) or description.name.endswith(".data"):
-            roots, entries = [""], list(iterate_path_ends(entry))
+            roots, entries = [""], list(parsing.iterate_path_ends(entry))
         else:
             entry = entry.replace("\\", "/")
-            roots = [*iterate_path_ends(path), ""]
+            roots = [*parsing.iterate_path_ends(path), ""]
             entries = list(dict.fromkeys([entry, entry.removeprefix("../")]))
         for root, end in itertools.product(roots, entries):
             yield files.to_key(end, posixpath.join(folder, root))
         if description.name.endswith(".data"):  # whose paths start at Darknet's own folder
             yield from map(files.to_key, entries)
     except Reject as reject:
-        place = f"{description.name}:{description.find_line('path')}"
-        raise DataError(f"{place}: {reject.detail}.") from None
+        raise DataError(f"{description.locate('path')}: {reject.detail}.") from None
 
 
 def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, str]:
@@ -380,7 +364,7 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
     path = description.values.get("names")
     candidates = _iterate_candidates(description, "", path, files) if isinstance(path, str) else ()
     if key := next((key for key in candidates if key in files.by_key), None):
-        place = f"data, {description.name}:{description.find_line('names')},"
+        place = f"data, {description.locate('names')},"
         description = _parse_class_file(key, files.read_text(key, place, _MAX_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
     if count is not None and not (type(count) is int and 1 <= count <= _MAX_CLASSES):
@@ -405,9 +389,10 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
 
 
 def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
-    check_size(len(content), _MAX_LABEL_BYTES, "a label file")
+    parsing.check_size(len(content), _MAX_LABEL_BYTES, "a label file")
     boxes = []
-    for number, line in enumerate(parse_utf8(content, "the label file").splitlines(), start=1):
+    text = parsing.parse_utf8(content, "the label file")
+    for number, line in enumerate(text.splitlines(), start=1):
         if fields := line.split():
             try:
                 boxes.append(_parse_object(fields, names))
@@ -417,7 +402,7 @@ def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
 
 
 def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
-    name, coordinates = _find_name(fields[0], names), [*map(parse_number, fields[1:])]
+    name, coordinates = _find_name(fields[0], names), [*map(parsing.parse_number, fields[1:])]
     if len(coordinates) == 5:
         detail = "six columns. The sixth is the confidence of a prediction (save_conf). Remove it"
         raise Reject("malformed", detail)
@@ -431,20 +416,20 @@ def _parse_object(fields: list[str], names: Mapping[int, str]) -> Box:
             detail = f"{text:.20} is not between 0 and 1. Divide x by the width and y by the height"
             raise Reject("box_outside", detail)
     if len(coordinates) == 4:
-        return make_box(to_corners(coordinates, "center_xywh"), name)
-    return make_box(enclose(list(zip(coordinates[::2], coordinates[1::2], strict=True))), name)
+        return parsing.make_box(to_corners(coordinates, "center_xywh"), name)
+    points = list(zip(coordinates[::2], coordinates[1::2], strict=True))
+    return parsing.make_box(parsing.enclose(points), name)
 
 
 def _parse_pixels(text: str, names: Mapping[int, str]) -> Box:
     xmin, ymin, xmax, ymax, number = text.split(",")
-    return make_box((ymin, xmin, ymax, xmax), _find_name(number, names))
+    return parsing.make_box((ymin, xmin, ymax, xmax), _find_name(number, names))
 
 
 def _find_name(text: str, names: Mapping[int, str]) -> str:
-    number = parse_number(text)
+    number = parsing.parse_number(text)
     if not number.is_integer() or number not in names:
-        detail = f"{text:.20} is not the number of a class, 0 to {max(names)}"
-        raise Reject("unknown_class", detail)
+        raise Reject("unknown_class", f"{text:.20} is not the number of a class, 0 to {max(names)}")
     return names[int(number)]
 
 
@@ -475,7 +460,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         if ("labels" in file.key.split("/")[:-1] or posixpath.splitext(file.key)[0] in stems)
         and not _CLASS_FILE.fullmatch(file.key)
     ]
-    starts = [decode_text(view.read_start(file), "replace") for file in texts[:_MAX_LABEL_FILES]]
+    starts = [_decode(view.read_start(file)) for file in texts[:_MAX_LABEL_FILES]]
     if not any(map(_YOLO_LINE.match, starts)):
         texts = []  # they hold no boxes
     elif fault := _find_other_meaning(starts):
@@ -524,12 +509,12 @@ def _recognise_class_file(
     found: dict[tuple[str, ...], str] = {}
     for file in view.list_candidates(".txt", ".names", ".labels"):
         if _CLASS_FILE.fullmatch(file.key):
-            names = tuple(decode_text(view.read_start(file), "replace").strip().splitlines())
+            names = tuple(_decode(view.read_start(file)).rstrip().splitlines())
             if len(names) > most and not any(map(_is_listed_image, names)):
                 found.setdefault(names, file.key)
     keys = [str(view.chosen["data"])] if "data" in view.chosen else [*found.values()]
     lists = _find_list_keys(by_key, keys[0] if keys else "", lambda k: view.read_start(by_key[k]))
-    firsts = {key: _read_first_line(view.read_start(by_key[key])) for key in lists}
+    firsts = {key: _decode(view.read_start(by_key[key])).partition("\n")[0] for key in lists}
     boxed = [key for key, first in firsts.items() if _divide_line(first)[1]]
     what = f"the boxes in {join_names(boxed)}"
     if labels:

@@ -175,7 +175,8 @@ def _find_question(
     match: SourceMatch, data: DataSummary, chosen: Mapping[str, Any]
 ) -> Question | None:
     """A doubt about the pictures that boxes are for."""
-    from beam_jobs.sources.folder_view import Question, count
+    from beam_jobs.sources.folder_view import Question
+    from beam_jobs.sources.wording import count
 
     if data.num_unclear:
         text = (
@@ -246,7 +247,7 @@ def _list_facts(
     match: SourceMatch, data: DataSummary, budget: Budget | None, is_complete: bool
 ) -> Iterator[tuple[str, str]]:
     """The lines about a data set and the training, each with the word before it."""
-    from beam_jobs.sources.folder_view import count, join_names
+    from beam_jobs.sources.wording import count, join_names
 
     certainty = "certain" if match.is_certain else "likely"
     yield "source", f"{match.type} ({certainty}): {match.reason}"

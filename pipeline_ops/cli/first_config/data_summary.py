@@ -29,9 +29,10 @@ from beam_jobs.planning.plan import (
 )
 from beam_jobs.planning.splits import split_records
 from beam_jobs.sources import read_all_records, validate_listing
-from beam_jobs.sources.folder_view import count, join_names, read_orientation
+from beam_jobs.sources.folder_view import read_orientation
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
+from beam_jobs.sources.wording import count, join_names
 from beam_jobs.stages.boxes import is_unclear
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject

@@ -22,7 +22,6 @@ import inspect
 import json
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import traceback
@@ -106,9 +105,9 @@ def read_transformed_here(
     source: BeamSource, listing: Listing, config_file: Path
 ) -> tuple[Listing, SourceRecords]:
     """Runs a transform in this process, for commands. The result is kept until the process ends."""
-    folder = tempfile.mkdtemp(prefix="trainyard-transform-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    exchange = Exchange(open_root(folder))
+    folder = tempfile.TemporaryDirectory(prefix="trainyard-transform-")
+    atexit.register(folder.cleanup)
+    exchange = Exchange(open_root(folder.name))
     run = make_run_here(exchange, lambda _: None)
     return read_transformed(source, listing, config_file, exchange, run)
 

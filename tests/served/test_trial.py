@@ -8,7 +8,7 @@ import served_stages
 
 from beam_jobs.stages import find_stage
 from beam_jobs.stages.stage import Box, Example
-from beam_jobs.validation import _ServedTrials
+from beam_jobs.validation import _Trials
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.served.trial import try_stage
@@ -23,9 +23,9 @@ def make_trial(folder, name: str, boxes=None, **values):
     config = StageConfig(name=f"served_stages:{name}", parameters=values)
     [stage] = bind_stages([config])
     example = Example("a.png", "", b"", boxes=boxes, split="test").replace(pixels=IMAGE)
-    kept = _ServedTrials([stage], [config], folder)
-    kept.keep(stage, example, stage(example))
-    [trial] = kept.trials
+    trials = _Trials([config], folder)
+    trials.keep(stage, example, stage(example))
+    [trial] = trials.kept
     return trial
 
 

@@ -48,7 +48,7 @@ from beam_jobs.sources.user_source import BoundSource, bind_source, collect_entr
 from beam_jobs.stages.boxes import BoxFrame
 from beam_jobs.stages.stage import Box
 from pipeline_ops.config.sources import BeamSource
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 from pipeline_ops.raw_data.remote import RemoteFolder
@@ -58,6 +58,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 _INPUT, _ENTRIES, _NAMES = "input.jsonl", "entries", "names.json"
 _PART_ENTRIES = 1000
+_NO_FILES = "No files found based on the file pattern"
 _RAW: TypeAdapter[Raw] = TypeAdapter(Raw)
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ def _explain(error: BaseException) -> TrainyardError:
     own = [frame for frame in frames if "apache_beam" not in frame.filename] or frames
     place, kind = f"{own[-1].filename}:{own[-1].lineno}", type(cause).__name__
     text = f"preprocess.source.transform failed in {place}: {kind}: {cause}"
+    if _NO_FILES in str(cause):  # Beam's readers raise a plain OSError
+        return DataError(f"{text}. Correct the parameter that names it, or put the file there.")
     return MachineError(f"{text}. Retry.") if isinstance(cause, OSError) else SourceFailed(text)
 
 

@@ -194,6 +194,11 @@ return entries | beam.Create(range(30)) | beam.Map(make)
             ExitCode.BUG,
             "the transform own:Own gave the bytes of some images, and not of 'b'. Give those of",
         ),
+        (
+            "return entries | beam.io.ReadFromText(f'{self.folder}/no.csv')",
+            ExitCode.DATA,
+            "No files found based on the file pattern .*no.csv. Correct the parameter",
+        ),
         ("return entries | beam.Create([])", ExitCode.DATA, "the source own:Own found no image"),
     ],
 )

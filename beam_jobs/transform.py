@@ -173,7 +173,7 @@ def _build_graph(
     )
 
 
-def _write_names(names: list[str], file: StorePath) -> None:
+    """Writes the list of the ids. Two workers that do this step each have all of it."""
     """Of two workers that do this step, each has a whole list, and the last one counts."""
     file.write(_Names(names=sorted(names)).model_dump_json().encode())
 

@@ -173,8 +173,8 @@ def _build_graph(
     )
 
 
-    """Writes the list of the ids. Two workers that do this step each have all of it."""
-    """Of two workers that do this step, each has a whole list, and the last one counts."""
+def _write_names(names: list[str], file: StorePath) -> None:
+    """Stores the list of the ids. If two workers do this step, each has the whole list."""
     file.write(_Names(names=sorted(names)).model_dump_json().encode())
 
 

@@ -3,7 +3,9 @@ them has a message that names it."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -121,6 +123,29 @@ def test_a_retry_goes_on_with_what_the_transform_has_given(warehouse, tmp_path, 
         assert warehouse.run(plan).exit_code is ExitCode.RETRY
     assert warehouse.run(plan).exit_code is ExitCode.SUCCESS
     assert len(marks.read_text()) == 40, "it has run once"
+
+
+def test_a_job_that_is_killed_in_its_transform_is_made_whole_by_the_next_try(
+    warehouse, tmp_path, wait_for
+):
+    started = tmp_path / "started"
+    slow = (
+        "    number, rows = joined\n"
+        "    import pathlib, time\n"
+        f"    if number == 30 and not pathlib.Path({str(started)!r}).exists():\n"
+        f"        pathlib.Path({str(started)!r}).touch()\n"
+        "        time.sleep(60)\n"
+    )
+    use(warehouse, "warehouse.py", JOIN.replace("    number, rows = joined\n", slow))
+    plan = warehouse.plan(source=WAREHOUSE, rejects={"max_fraction": 0.1})
+    process, _ = warehouse.start(plan)
+    wait_for(started.exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    outcome = warehouse.run(plan)
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert sum(outcome.manifest.figures["num_examples"].values()) == 38
+    assert [each.name for each in outcome.artifact.parent.iterdir() if "work" in each.name] == []
 
 
 def test_only_what_is_new_is_built_again(warehouse, encode):

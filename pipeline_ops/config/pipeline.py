@@ -153,18 +153,19 @@ class PipelineConfig(Section):
 
     def _validate_intervals(self) -> None:
         schedule = self.schedule
-        if not self.preprocess.source.has_interval:
+        source = self.preprocess.source
+        if not source.has_interval:
             return
         if schedule.cron is None or schedule.assets or schedule.watch_seconds:
             raise FieldError(
-                "preprocess.source.path",
-                f"is {self.preprocess.source.path}, and only runs that the clock starts have a "
-                "data interval. Give schedule a cron expression, and nothing else.",
+                f"preprocess.source.{source.interval_key}",
+                f"is {getattr(source, source.interval_key)}, and only runs that the clock starts "
+                "have a data interval. Give schedule a cron expression, and nothing else.",
             )
         if schedule.timezone != "UTC":
             raise FieldError(
                 "schedule.timezone",
-                "must be UTC for the data intervals of preprocess.source.path, "
+                f"must be UTC for the data intervals of preprocess.source.{source.interval_key}, "
                 f"got {schedule.timezone}",
             )
 

@@ -88,9 +88,14 @@ class Source(Section):
         return self.path
 
     @property
+    def interval_key(self) -> str:
+        """The key that depends on the run's data interval, "" for none."""
+        return "path" if _find_fields(self.path) else ""
+
+    @property
     def has_interval(self) -> bool:
-        """Returns whether the location of the raw data depends on the run's data interval."""
-        return bool(_find_fields(self.path))
+        """Whether the data depend on the run's data interval."""
+        return self.interval_key != ""
 
     @property
     def required_files(self) -> dict[str, str]:
@@ -634,9 +639,10 @@ class BeamSource(OwnCodeSource):
     null, the transform reads the data itself."""
 
     @property
-    def has_interval(self) -> bool:
+    def interval_key(self) -> str:
         texts = filter(_is_text, self.parameters.values())
-        return super().has_interval or any(map(_INTERVAL_FIELD.search, texts))
+        own = "parameters" if any(map(_INTERVAL_FIELD.search, texts)) else ""
+        return super().interval_key or own
 
     @property
     def required_files(self) -> dict[str, str]:

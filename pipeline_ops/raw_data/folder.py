@@ -71,11 +71,13 @@ def validate_interval(config: PipelineConfig) -> None:
     Raises:
       ConfigError: each data interval has its own location, and this run has no data interval.
     """
-    if config.preprocess.source.has_interval:
+    source = config.preprocess.source
+    if key := source.interval_key:
+        cure = "Set preprocess.source.path for this run, or start a backfill."
         raise ConfigError(
-            f"preprocess.source.path is {config.preprocess.source.path}, and this run has no data "
-            "interval, because it was not scheduled. Set preprocess.source.path for this run, or "
-            "start a backfill."
+            f"preprocess.source.{key} is {getattr(source, key)}, and this run has no data "
+            "interval, because it was not scheduled. "
+            + (cure if key == "path" else "Start a backfill.")
         )
 
 

@@ -20,7 +20,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import BeamSource
-from pipeline_ops.errors import ExitCode, MachineError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.planning.job_kinds import digest_job_code
 
 PAGE = (CODE_ROOT / "docs" / "add-a-source.md").read_text().partition("## Read with Beam")[2]
@@ -170,6 +170,8 @@ def test_code_and_parameters_are_in_the_fingerprint_and_the_interval_is_one(ware
     values = source.format_interval(first, second)
     assert values["parameters"] == {"until": "2026-01-02", "like": "{a}"}
     assert not BeamSource.model_validate(WAREHOUSE | {"like": "{a}"}).has_interval
+    with pytest.raises(ConfigError, match="preprocess.source.parameters: is .*until.* only runs"):
+        warehouse.plan(source=WAREHOUSE | {"until": "{end:%Y-%m-%d}"})
 
 
 def test_values_of_numpy_and_numbers_are_read_as_those_of_a_source(pipeline, encode):

@@ -94,7 +94,7 @@ class Source(Section):
 
     @property
     def has_interval(self) -> bool:
-        """Whether the data depend on the run's data interval."""
+        """Returns whether the data depend on the run's data interval."""
         return self.interval_key != ""
 
     @property

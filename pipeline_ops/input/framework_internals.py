@@ -62,6 +62,10 @@ freeze_variables = _find(
 get_creation_path = _find("keras.src.backend.common.name_scope:current_path")
 """Returns the path of the Keras variable that is being created."""
 _get_context = _find("tensorflow.python.eager.context:context")
+_get_resources = _find(
+    "tensorflow.python.framework.auto_control_deps_utils:get_read_write_resource_inputs"
+)
+"""Returns the handles of the variables that an operation reads, and of those that it writes."""
 
 for _path in (
     "tensorflow.python.distribute.collective_all_reduce_strategy:"
@@ -137,3 +141,22 @@ def replace_average_update(
 ) -> None:
     """Makes the optimizer update its averaged weights with `update`, given the weights."""
     optimizer._update_model_variables_moving_average = update
+
+
+def list_assigned(variables: Sequence[keras.Variable]) -> list[str]:
+    """Lists the paths of the variables that the graph under construction writes so far.
+
+    None in eager execution.
+    """
+    if tf.executing_eagerly():
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    paths = {id(variable.value.handle): variable.path for variable in variables}
+    inside = {
+        id(placeholder): paths[id(outside)]
+        for outside, placeholder in graph.captures
+        if id(outside) in paths
+    }
+    written = (handle for each in graph.get_operations() for handle in _get_resources(each)[1])
+    found = {inside[id(handle)] for handle in written if id(handle) in inside}
+    return [path for path in paths.values() if path in found]

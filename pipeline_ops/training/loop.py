@@ -16,11 +16,14 @@ time from the start of a worker to its first step. So loops over tensors are `tf
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import dataclasses
 import functools
+import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import numpy as np
@@ -32,6 +35,7 @@ from pipeline_ops.input.framework_internals import (
     count_local_replicas,
     get_slots,
     keep_gradients,
+    list_assigned,
     list_layers,
 )
 from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
@@ -40,12 +44,27 @@ from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
 
 _STATE = "seed_generator_state"
+_CALL = re.compile(
+    r"Exception encountered when calling (\S+)\.call\(\)\.\s+(?:\x1b\[1m)?([^\n\x1b]+)"
+)
+"""The layer and the cause in a message of Keras."""
 _TIMED_CALLS = 16
 """One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
-Differentiate = Callable[[int | tf.Tensor, Any, Any], tuple[BatchSums, list[tf.Tensor]]]
-"""Maps the number of a micro-batch, its features and its labels to sums and gradients."""
+
+
+class PartResult(NamedTuple):
+    """The result of one part of a global batch, or the sum of several."""
+
+    sums: BatchSums
+    gradients: list[tf.Tensor]
+    changes: list[tf.Tensor]
+    """The part's shares of the changes of the loop's states, in `make_change`'s types."""
+
+
+Differentiate = Callable[[int | tf.Tensor, Any, Any], PartResult]
+"""Maps the number of a micro-batch, its features and its labels to its result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +96,21 @@ class SeedGenerators:
     `tf.random.uniform`, are not repeated after a restart.
 
     A generator is known by the seed in its initial state, so this is created before the first step.
-    `other_variables` are the model's non-trainable variables that are not states.
     """
 
     def __init__(self, model: keras.Model):
-        variables = model.non_trainable_variables
-        self._is_state = [variable.name == _STATE for variable in variables]
-        self._states = [variable for variable in variables if variable.name == _STATE]
-        self._seeds = [int(state.numpy()[0]) for state in self._states]
-        self.other_variables: list[keras.Variable] = self.drop_states(variables)
+        self.states = [each for each in model.non_trainable_variables if each.name == _STATE]
+        self._seeds = [int(state.numpy()[0]) for state in self.states]
 
     def set_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
         """Sets the states for the beginning of a step. The layers advance them from there."""
-        for state, value in zip(self._states, self.compute_states(step, part), strict=True):
+        for state, value in zip(self.states, self.compute_states(step, part), strict=True):
             state.assign(value)
 
     def compute_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the states at the beginning of a step, int64 [2] each.
 
-        `part` is the replica or the micro-batch. Each draws different numbers.
+        `part` is the part of the global batch. Each draws different numbers.
         """
         step, part = tf.cast(step, tf.int64), tf.cast(part, tf.int64)
         # Keras's seeds are smaller than 2**32.
@@ -105,22 +120,45 @@ class SeedGenerators:
             for key in keys
         ]
 
-    def merge_states(
-        self, states: Sequence[tf.Tensor], other_values: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Returns values for `model.non_trainable_variables`, to call the model as a function."""
-        sources = iter(other_values), iter(states)
-        return [next(sources[is_state]) for is_state in self._is_state]
 
-    def drop_states(self, values: Iterable[Any]) -> list[Any]:
-        """Drops the states from values of `model.non_trainable_variables`."""
-        return [
-            value for value, is_state in zip(values, self._is_state, strict=True) if not is_state
-        ]
+def find_states(model: keras.Model) -> list[keras.Variable]:
+    """Finds the variables that layers change while they train: moving averages, counters.
+
+    Weights that were made to learn and are frozen are not among them.
+    """
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if variable.name != _STATE and not variable.value.trainable
+    ]
+
+
+def make_change(new: tf.Tensor, old: tf.Tensor, part: int | tf.Tensor, num_parts: int) -> tf.Tensor:
+    """Returns a part's share of the change of a state.
+
+    The state becomes its old value and the sum of all shares. Of a float that is the mean over the
+    parts, exact where nothing changed. Whole numbers and flags have no mean: the first part counts.
+    The type is float32, float64 or int64, in which sums of small types are exact.
+    """
+    if new.dtype.is_floating:
+        kind = tf.float64 if new.dtype == tf.float64 else tf.float32
+        return (tf.cast(new, kind) - tf.cast(old, kind)) / num_parts
+    change = tf.cast(new, tf.int64) - tf.cast(old, tf.int64)
+    return tf.where(tf.equal(part, 0), change, tf.zeros_like(change))
+
+
+def add_change(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.cast(old, change.dtype) + change, old.dtype)
 
 
 class Loop(abc.ABC):
-    """A model and its optimizer. All workers of a gang call the same methods in the same order."""
+    """A model and its optimizer. All workers of a gang call the same methods in the same order.
+
+    A global batch has parts: each micro-batch of each replica is one. Layers see one part at a
+    time, each from the states at the beginning of the step (`find_states`). After the step, a state
+    is the mean over the parts. So a training depends on the number of parts alone, wherever they
+    are computed, and on nothing if no layer looks at its batch as a whole or draws numbers.
+    """
 
     _weights: Sequence[Any]
     """The variables of `model.weights`, whole or as shards."""
@@ -132,7 +170,14 @@ class Loop(abc.ABC):
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         self.model, self._task, self._config = model, task, config
-        self._generators = SeedGenerators(model)
+        self._generators, self._states = SeedGenerators(model), find_states(model)
+        for variable in model.trainable_variables:
+            if variable.overwrite_with_gradient:
+                raise ConfigError(
+                    f"train.model: {config.model}: the weight {variable.path} is replaced by its "
+                    "gradient (the layer's type is float8), which is not supported here. Build the "
+                    "layer with another dtype."
+                )
 
     @abc.abstractmethod
     def train(
@@ -167,25 +212,28 @@ class Loop(abc.ABC):
             self.model(cast_to_float(features), training=False), labels, training=False
         )
 
-    def _accumulate_gradients(
-        self, differentiate: Differentiate, features: Any, labels: Any
-    ) -> tuple[BatchSums, list[tf.Tensor]]:
+    def _accumulate(self, differentiate: Differentiate, features: Any, labels: Any) -> PartResult:
         """Applies `differentiate` part by part, so that each part reuses the memory of the last."""
         count = self._config.micro_batches
         if count == 1:
             return differentiate(0, features, labels)
 
-        def add_next(number: tf.Tensor, sums: BatchSums, gradients: list[tf.Tensor]) -> Any:
-            more, new = differentiate(number, *slice_batch((features, labels), number, count))
-            added = [a + b for a, b in zip(gradients, new, strict=True)]
-            return number + 1, add_sums(sums, more), added
+        def add_next(number: tf.Tensor, total: PartResult) -> Any:
+            part = differentiate(number, *slice_batch((features, labels), number, count))
+            return number + 1, tf.nest.map_structure(operator.add, total, part)
 
-        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        initial = (tf.constant(0), zero_sums(self._task, training=True), zeros)
-        _, sums, gradients = tf.while_loop(
-            lambda number, *_: number < count, add_next, initial, parallel_iterations=1
+        nothing = PartResult(
+            zero_sums(self._task, training=True),
+            [tf.zeros(each.shape, each.dtype) for each in self.model.trainable_variables],
+            [make_change(old, old, 0, 1) for old in map(tf.zeros_like, self._states)],
         )
-        return sums, gradients
+        _, total = tf.while_loop(
+            lambda number, _: number < count,
+            add_next,
+            (tf.constant(0), nothing),
+            parallel_iterations=1,
+        )
+        return total
 
     def get_weights(self) -> Arrays:
         """Returns all weights, in the order of `model.weights`."""
@@ -210,6 +258,22 @@ class Loop(abc.ABC):
             pairs += zip(self._optimizer_variables, optimizer_values, strict=True)
         for variable, value in pairs:
             self._write(variable, value)
+
+
+def refuse_assigned(config: Train, paths: Sequence[str]) -> NoReturn:
+    """Raises the ConfigError for weights that learn, and that layers assign as well."""
+    raise ConfigError(
+        f"train.micro_batches: {config.model} assigns {', '.join(paths)} in each call, as "
+        "SpectralNormalization does, and the micro-batches of a step must begin with the same "
+        "weights. Set train.micro_batches to 1, or leave the layer out."
+    )
+
+
+def describe_call(error: Exception) -> str:
+    """Returns the layer and the cause of an error in the call of a model, in one line."""
+    if found := _CALL.search(str(error)):
+        return f"{found[1]}: {found[2]}"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def cast_to_float(features: Any) -> Any:
@@ -273,23 +337,31 @@ class SynchronousLoop(Loop):
         flagged = [*list_layers(model), *self._weights]
         self._is_trainable = [(each, each.trainable) for each in flagged]
         self._frozen: set[int] = set()
-        self._kept: set[int] = set()
-        """The ids of all weights of layers that are frozen as a whole."""
+        self._num_parts = strategy.num_replicas_in_sync * config.micro_batches
+        if self._num_parts == 1:
+            self._states = []  # the layers' own assignments are enough
         self._prepare_step()
 
     def _prepare_step(self) -> None:
         """Makes the functions of a step, which are traced when they are called first."""
         self._train = tf.function(self._take_steps, reduce_retracing=True, autograph=False)
-        accumulate = functools.partial(self._accumulate_gradients, self._differentiate)
-        self._compute_gradients = _compile(accumulate, self._config.xla == "gradients")
+        self._compute_gradients = _compile(self._accumulate_parts, self._config.xla == "gradients")
         self._step = _compile(self._replica_step, self._config.xla == "step")
         self._calls, self.is_traced = 0, False
 
     def trace(self, batches: Batches, step: int, learning_rates: Sequence[float]) -> None:
         if not tf.config.functions_run_eagerly():
-            self._train.get_concrete_function(
-                *self._make_arguments(batches, step, learning_rates, 0.0, self._is_timed)
-            )
+            arguments = self._make_arguments(batches, step, learning_rates, 0.0, self._is_timed)
+            try:
+                self._train.get_concrete_function(*arguments)
+            except RuntimeError as error:
+                if "merge_call" in str(error) and self._config.micro_batches > 1:
+                    raise ConfigError(
+                        f"train.micro_batches: {self._config.model} exchanges values between "
+                        f"replicas in each call ({describe_call(error)}), which only whole "
+                        "batches can do. Set train.micro_batches to 1, or leave the exchange out."
+                    ) from error
+                raise
         self.is_traced = True
 
     def train(
@@ -344,14 +416,13 @@ class SynchronousLoop(Loop):
         frozen = set(positions)
         if frozen == self._frozen:
             return
-        self._frozen, self._kept = frozen, set()
+        self._frozen = frozen
         for each, is_trainable in self._is_trainable:
             each.trainable = is_trainable
         frozen_ids = {id(self._weights[position]) for position in frozen}
         for layer in list_layers(self.model):
             if layer.weights and frozen_ids.issuperset(map(id, layer.weights)):
                 layer.trainable = False
-                self._kept.update(map(id, layer.weights))
         for position in frozen:
             self._weights[position].trainable = False
         if not self.model.trainable_variables:
@@ -401,7 +472,6 @@ class SynchronousLoop(Loop):
         _, sums, worst, waits, _ = tf.while_loop(
             lambda number, *_: number < num_steps, take, initial
         )
-        self._synchronize_averages(sums)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
         return sums, are_finite([*weights, *sums.batch]), worst, waits
 
@@ -410,32 +480,6 @@ class SynchronousLoop(Loop):
         return tf.nest.map_structure(
             lambda value: self._strategy.experimental_local_results(value)[0], replicas
         )
-
-    def _synchronize_averages(self, sums: StepSums) -> None:
-        """Gives all replicas the mean of their moving averages of batch normalization.
-
-        In Keras every replica keeps its own averages, so each worker would evaluate and save a
-        different model. A moving average is linear, so the frequency of the exchange makes no
-        difference.
-
-        The exchange waits for the sums of the steps. With frozen statistics no step writes the
-        averages, and only this dependency keeps the exchange from overtaking that of a step.
-        Otherwise a worker would add another worker's averages to its gradients.
-        """
-        others = self._generators.other_variables
-        values = [variable.value for variable in others if id(variable) not in self._kept]
-        averages = [value for value in values if value.dtype.is_floating]
-        count = self._strategy.num_replicas_in_sync
-        if not averages or count == 1:
-            return
-
-        def synchronize() -> None:
-            with tf.control_dependencies(tf.nest.flatten(sums)):
-                totals = _all_reduce([average.read_value() for average in averages])
-            for average, total in zip(averages, totals, strict=True):
-                average.assign(total / count)
-
-        self._strategy.run(synchronize)
 
     def _replica_step(
         self,
@@ -446,24 +490,30 @@ class SynchronousLoop(Loop):
         is_timed: bool | tf.Tensor,
     ) -> tuple[StepSums, tf.Tensor]:
         """Takes a step. Returns its sums, and the seconds of the exchange if it is timed."""
-        self._generators.set_states(step, _get_replica_index())
-        sums, gradients = self._compute_gradients(*self._slice_for_replica(features, labels))
-        own = StepSums(sums, tf.identity(stop))  # an input of the loop cannot be reduced
+        old = self._read_states()
+        part = self._compute_gradients(step, *self._slice_for_replica(features, labels))
+        own = StepSums(part.sums, tf.identity(stop))  # an input of the loop cannot be reduced
         # Alone there is no exchange, and XLA has no clock.
         is_timed = is_timed if self._strategy.num_replicas_in_sync > 1 else False
-        with tf.control_dependencies(gradients):
-            computed = read_clock(gradients[-1], is_timed)
-        totals = _all_reduce([*gradients, *tf.nest.flatten(own)])
+        with tf.control_dependencies(part.gradients):
+            computed = read_clock(part.gradients[-1], is_timed)
+        exchanged = own, part.gradients, part.changes
+        totals = _all_reduce(tf.nest.flatten(exchanged))
         with tf.control_dependencies(totals):
             communication = read_clock(totals[-1], is_timed, computed)
-        gradients, sums = totals[: len(gradients)], totals[len(gradients) :]
-        sums = tf.nest.pack_sequence_as(own, sums)
+        sums, gradients, changes = tf.nest.pack_sequence_as(exchanged, totals)
+        for state, value, change in zip(self._states, old, changes, strict=True):
+            state.assign(add_change(value, change))
         if not self._task.counts_examples:
             # They were divided by the global batch.
             scale = self._config.batch_size / tf.maximum(sums.batch.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return sums, communication
+
+    def _read_states(self) -> list[tf.Tensor]:
+        """Reads this replica's states."""
+        return [state.value.read_value() for state in self._states]
 
     def _slice_for_replica(self, *batch: Any) -> Any:
         """Returns this replica's part of the worker's batch, which the worker's devices divide.
@@ -474,24 +524,38 @@ class SynchronousLoop(Loop):
         with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
             return slice_batch(batch, part, count)
 
+    def _accumulate_parts(self, step: tf.Tensor, features: Any, labels: Any) -> PartResult:
+        return self._accumulate(functools.partial(self._differentiate, step), features, labels)
+
     def _differentiate(
-        self, _number: int | tf.Tensor, features: Any, labels: Any
-    ) -> tuple[BatchSums, list[tf.Tensor]]:
+        self, step: tf.Tensor, number: int | tf.Tensor, features: Any, labels: Any
+    ) -> PartResult:
+        """Returns the result of a micro-batch. The states are afterwards as before."""
+        part = _get_replica_index() * self._config.micro_batches + number
+        self._generators.set_states(step, part)
+        old = self._read_states()
         with tf.GradientTape() as tape:
             sums = self._task.compute_batch_sums(
                 self.model(cast_to_float(features), training=True), labels, training=True
             )
             loss = sums.loss / self._config.batch_size
-            # Regularizers are the same for every replica and every micro-batch.
+            # Regularizers are the same for every part.
             if self.model.losses:
-                loss += tf.add_n(self.model.losses) / (
-                    self._strategy.num_replicas_in_sync * self._config.micro_batches
-                )
+                loss += tf.add_n(self.model.losses) / self._num_parts
             scaled = self.optimizer.scale_loss(loss)
-        variables = [variable.value for variable in self.model.trainable_variables]
-        return sums, tape.gradient(
+        trainable = self.model.trainable_variables
+        if self._config.micro_batches > 1 and (assigned := list_assigned(trainable)):
+            refuse_assigned(self._config, assigned)
+        variables = [variable.value for variable in trainable]
+        gradients = tape.gradient(
             scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        new = self._read_states()
+        changes = [make_change(*pair, part, self._num_parts) for pair in zip(new, old, strict=True)]
+        for state, value in zip(self._states, old, strict=True):
+            state.assign(value)
+        # Rows of an embedding would be added up by putting them one after another.
+        return PartResult(sums, [*map(tf.convert_to_tensor, gradients)], changes)
 
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Workers may have different numbers of batches, so they exchange only the final sums.
@@ -534,11 +598,20 @@ class SynchronousLoop(Loop):
         variable.assign(value)
 
 
-def _all_reduce(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Returns the sums of a replica's tensors over all replicas. Called in a replica."""
-    context = tf.distribute.get_replica_context()
-    totals: Sequence[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-    return totals
+def _all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the sums of a replica's tensors over all replicas. Called in a replica.
+
+    TensorFlow puts the tensors of a call one after another, so each type has a call of its own.
+    """
+    context, totals = tf.distribute.get_replica_context(), dict[int, tf.Tensor]()
+    by_type = collections.defaultdict(list)
+    for position, tensor in enumerate(tensors):
+        by_type[tensor.dtype].append(position)
+    for positions in by_type.values():
+        own = [tensors[position] for position in positions]
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        totals |= zip(positions, summed, strict=True)
+    return [totals[position] for position in range(len(tensors))]
 
 
 def _compile(function: Callable[..., Any], with_xla: bool) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -76,8 +76,12 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
     def update(variables: Sequence[keras.Variable]) -> None:
         kept = _compute_average_decay(decay, optimizer.iterations.value)
         for variable, average in zip(variables, get_slots(optimizer)[_AVERAGES], strict=True):
-            value, old = tf.convert_to_tensor(variable), tf.convert_to_tensor(average)
-            average.assign(old + (1 - kept) * (value - old))  # of a frozen weight, exactly old
+            # Keras applies the constraint to the weight only after this.
+            constrain = (variable.trainable and variable.constraint) or tf.identity
+            value, old = constrain(tf.convert_to_tensor(variable)), tf.convert_to_tensor(average)
+            share = tf.cast(1 - kept, old.dtype)
+            # Of a frozen weight, the new value is exactly the old one.
+            average.assign(constrain(old + share * (value - old)))
 
     replace_average_update(optimizer, update)
 
@@ -148,6 +152,7 @@ class ShardedOptimizer:
         create_zeros: Callable[[tf.Variable], tf.Variable],
     ):
         self._config, self._weights = config, weights
+        self._constraints = [variable.constraint for variable in variables]
         reference = make_optimizer(config)
         reference.build(variables)
         self._iterations = create_scalar(np.int64(0))
@@ -172,8 +177,16 @@ class ShardedOptimizer:
     def averages(self) -> list[VariableShards] | None:
         return self.slots.get(_AVERAGES)
 
-    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> list[tf.Tensor]:
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        assigned: Mapping[int, tf.Tensor],
+    ) -> list[tf.Tensor]:
         """Takes one step with the gradients of whole weights. Returns the new shards.
+
+        The step starts from the `assigned` values of whole weights, by position, where there are
+        any.
 
         Each variable is read once, and then written once. In a step that DTensor compiles, a read
         may come before an earlier write.
@@ -183,16 +196,39 @@ class ShardedOptimizer:
             gradients = _clip_gradients(self._config.clip, gradients)
         for number, (shards, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             parts = split_like(shards, gradient)
-            for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
-                variables = {name: slots[number][index] for name, slots in self.slots.items()}
-                slots = {name: variable.read_value() for name, variable in variables.items()}
-                value = _update(self._config, shard.read_value(), part, slots, learning_rate, step)
+            olds = split_like(shards, assigned[number]) if number in assigned else shards
+            slots = [
+                {name: slots[number][index].read_value() for name, slots in self.slots.items()}
+                for index in range(len(shards))
+            ]
+            values = [
+                _update(self._config, tf.convert_to_tensor(old), part, each, learning_rate, step)
+                for old, part, each in zip(olds, parts, slots, strict=True)
+            ]
+            values = self._constrain(number, values)
+            if (decay := self._config.average_weights) is not None:
+                kept = _compute_average_decay(decay, step)
+                averages = [
+                    each[_AVERAGES] + tf.cast(1 - kept, value.dtype) * (value - each[_AVERAGES])
+                    for value, each in zip(values, slots, strict=True)
+                ]
+                for each, average in zip(slots, self._constrain(number, averages), strict=True):
+                    each[_AVERAGES] = average
+            for index, (shard, value) in enumerate(zip(shards, values, strict=True)):
                 shard.assign(value)
-                for name, variable in variables.items():
-                    variable.assign(slots[name])
-                new_shards.append(value)
+                for name, variables in self.slots.items():
+                    variables[number][index].assign(slots[index][name])
+            new_shards += values
         self._iterations.assign(step + 1)
         return new_shards
+
+    def _constrain(self, number: int, parts: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Applies the constraint of a weight, which may look at the whole weight, to its shards."""
+        constraint = self._constraints[number]
+        if constraint is None:
+            return parts
+        whole = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        return split_like(self._weights[number], constraint(whole))
 
 
 def _update(
@@ -203,7 +239,11 @@ def _update(
     rate: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the new value of a weight, and puts those of its slots into `slots`."""
+    """Returns the new value of a weight, and puts those of its slots into `slots`.
+
+    All are computed in the weight's type, as in Keras.
+    """
+    rate = tf.cast(rate, weight.dtype)
     if config.weight_decay:
         weight -= weight * config.weight_decay * rate
     match config.name:
@@ -224,18 +264,18 @@ def _update(
         case _:
             # Algorithm 1 of Kingma and Ba (2015). The bias corrections are folded into the rate,
             # as in Keras.
-            number = tf.cast(step + 1, tf.float32)
-            alpha = rate * tf.sqrt(1 - tf.pow(_BETA_2, number)) / (1 - tf.pow(_BETA_1, number))
+            number = tf.cast(step + 1, weight.dtype)
+            alpha = (
+                rate
+                * tf.sqrt(1 - tf.pow(tf.cast(_BETA_2, weight.dtype), number))
+                / (1 - tf.pow(tf.cast(_BETA_1, weight.dtype), number))
+            )
             momentum, velocity = slots["momentums"], slots["velocities"]
             momentum += (gradient - momentum) * (1 - _BETA_1)
             velocity += (tf.square(gradient) - velocity) * (1 - _BETA_2)
             slots |= {"momentums": momentum, "velocities": velocity}
             update = -momentum * alpha / (tf.sqrt(velocity) + config.epsilon)
-    weight += update
-    if config.average_weights is not None:
-        decay = _compute_average_decay(config.average_weights, step)
-        slots[_AVERAGES] += (1 - decay) * (weight - slots[_AVERAGES])
-    return weight
+    return weight + update
 
 
 def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -246,4 +286,7 @@ def _clip_gradients(config: Clip, gradients: Sequence[tf.Tensor]) -> Sequence[tf
     if config.norm is not None:
         return [tf.clip_by_norm(gradient, config.norm) for gradient in gradients]
     limit = tf.constant(config.value, tf.float32)
-    return [tf.clip_by_value(gradient, -limit, limit) for gradient in gradients]
+    return [
+        tf.clip_by_value(gradient, -tf.cast(limit, gradient.dtype), tf.cast(limit, gradient.dtype))
+        for gradient in gradients
+    ]

@@ -12,9 +12,10 @@ effect on TensorFlow.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,14 +24,19 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.training.loop import (
     Batches,
     Loop,
+    PartResult,
     StepResult,
+    add_change,
     are_finite,
     cast_to_float,
+    describe_call,
+    make_change,
+    refuse_assigned,
     to_arrays,
 )
 from pipeline_ops.training.optimizer import (
@@ -57,20 +63,46 @@ def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResu
     return StepResult(total_sums(sums), is_sound, stop > 0, worst_loss)
 
 
+class _CallScope(keras.StatelessScope):
+    """A scope in which a model is a function, which collects what its layers assign.
+
+    As with a variable, no gradient passes through an assignment. Layers such as
+    `SpectralNormalization` assign weights that learn. The gradient of such a weight is that of all
+    values it has in the call. `assigned` has the new ones, by position in `trainable`.
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        trainable: Sequence[keras.Variable],
+        values: Iterable[tuple[keras.Variable, Any]],
+    ):
+        super().__init__(state_mapping=list(values), collect_losses=True)
+        self._tape, self._position = tape, {id(each): n for n, each in enumerate(trainable)}
+        self.assigned: dict[int, tf.Tensor] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update[0], tf.stop_gradient(update[1])
+        position = self._position.get(id(variable))
+        if position is not None:
+            self._tape.watch(value)
+            self.assigned[position] = value
+        super().add_update((variable, value))
+
+
 class ShardedLoop(Loop):
     """A loop with weights and optimizer as shards."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         super().__init__(model, task, config)
+        drawing = {id(state) for state in self._generators.states}
         self._shards = {
-            variable.path: self._create(variable.numpy(), variable.path)
-            for variable in (*model.trainable_variables, *self._generators.other_variables)
+            id(variable): self._create(variable.numpy(), variable.path)
+            for variable in model.variables
+            if id(variable) not in drawing
         }
-        others = self._generators.other_variables
-        self._trainable, self._other_variables, self._weights = (
-            [self._shards[variable.path] for variable in variables]
-            for variables in (model.trainable_variables, others, model.weights)
-        )
+        self._weights = self._get_shards(model.weights)
+        self._trainable = self._get_shards(model.trainable_variables)
         self._optimizer = ShardedOptimizer(
             config.optimizer,
             model.trainable_variables,
@@ -79,9 +111,15 @@ class ShardedLoop(Loop):
             self._create_zeros,
         )
         self._optimizer_variables = self._optimizer.variables
-        averages = zip(self._trainable, self._optimizer.averages or self._trainable, strict=True)
-        average_of = {id(shards): average for shards, average in averages}
+        self._averages = self._optimizer.averages or self._trainable
+        average_of = {
+            id(shards): average
+            for shards, average in zip(self._trainable, self._averages, strict=True)
+        }
         self._best_weights = [average_of.get(id(shards), shards) for shards in self._weights]
+
+    def _get_shards(self, variables: Iterable[keras.Variable]) -> list[VariableShards]:
+        return [self._shards[id(variable)] for variable in variables]
 
     @abc.abstractmethod
     def _create(self, value: Any, path: str = "") -> VariableShards:
@@ -89,29 +127,83 @@ class ShardedLoop(Loop):
 
     @abc.abstractmethod
     def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
-        """Creates zeros of the shape of the given shard, and on its device."""
+        """Creates zeros of the shape and type of the given shard, and on its device."""
+
+    def _read_others(self, seed_states: Sequence[tf.Tensor]) -> list[tuple[keras.Variable, Any]]:
+        """Returns the variables that do not learn, with their values."""
+        learning = set(map(id, self.model.trainable_variables))
+        return [
+            *zip(self._generators.states, seed_states, strict=True),
+            *(
+                (variable, read_variable(self._shards[id(variable)]))
+                for variable in self.model.variables
+                if id(variable) in self._shards and id(variable) not in learning
+            ),
+        ]
+
+    @contextlib.contextmanager
+    def _explain_calls(self) -> Iterator[None]:
+        """Turns an error of a layer that is no function of its variables into a ConfigError."""
+        try:
+            yield
+        except TrainyardError:
+            raise
+        except Exception as error:  # a user's code may raise any exception
+            raise ConfigError(
+                f"train.strategy {self._config.strategy}: {self._config.model} cannot be called as "
+                f"a function of its weights: {describe_call(error)}. Here a layer may change a "
+                "variable only by self.variable.assign(value), outside of tf.cond and "
+                "tf.while_loop and not through .value. Change the layer, or choose another "
+                "strategy."
+            ) from error
 
     def _differentiate(
-        self, values: list[tf.Tensor], states: list[tf.Tensor], features: Any, labels: Any
-    ) -> tuple[BatchSums, list[tf.Tensor]]:
-        """Returns sums and gradients of a batch, and updates the variables that are not trained."""
-        with tf.GradientTape() as tape:
+        self,
+        values: Sequence[tf.Tensor],
+        seed_states: Sequence[tf.Tensor],
+        number: int | tf.Tensor,
+        features: Any,
+        labels: Any,
+    ) -> tuple[PartResult, dict[int, tf.Tensor]]:
+        """Returns the result of a micro-batch, and what layers assign to weights that learn.
+
+        The weights are given as `values`. Raises ConfigError if micro-batches would each assign.
+        """
+        trainable, count = self.model.trainable_variables, self._config.micro_batches
+        with self._explain_calls(), tf.GradientTape() as tape:
             tape.watch(values)
-            other_values = self._generators.merge_states(
-                states, [read_variable(shards) for shards in self._other_variables]
-            )
-            outputs, other_values, losses = self.model.stateless_call(
-                values, other_values, cast_to_float(features), training=True, return_losses=True
-            )
+            others = self._read_others(seed_states)
+            pairs = [*zip(trainable, values, strict=True), *others]
+            with _CallScope(tape, trainable, pairs) as scope:
+                outputs = self.model(cast_to_float(features), training=True)
+                losses = self.model.losses
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
             # Regularizers are the same for every micro-batch.
-            loss = sums.loss / self._config.batch_size
-            loss += sum(losses) / self._config.micro_batches
-        other_values = self._generators.drop_states(other_values)
-        for shards, value in zip(self._other_variables, other_values, strict=True):
-            write_variable(shards, value)
-        gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return sums, [tf.convert_to_tensor(gradient) for gradient in gradients]
+            loss = sums.loss / self._config.batch_size + sum(losses) / count
+        if scope.assigned and count > 1:
+            refuse_assigned(self._config, [trainable[n].path for n in scope.assigned])
+        sources = [*values, *scope.assigned.values()]
+        found = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in found]
+        for position, more in zip(scope.assigned, gradients[len(values) :], strict=True):
+            gradients[position] += more
+        old = {id(variable): value for variable, value in others}
+        with self._explain_calls():
+            changes = [
+                make_change(scope.get_current_value(state), old[id(state)], number, count)
+                for state in self._states
+            ]
+        return PartResult(sums, gradients[: len(values)], changes), scope.assigned
+
+    def _apply(
+        self, part: PartResult, learning_rate: tf.Tensor, assigned: Mapping[int, tf.Tensor]
+    ) -> tf.Tensor:
+        """Updates all variables. Returns whether the new weights and the sums are finite."""
+        for shards, change in zip(self._get_shards(self._states), part.changes, strict=True):
+            write_variable(shards, add_change(read_variable(shards), change))
+        # The new values are not read again, because a read may come before the write.
+        new = self._optimizer.apply(part.gradients, learning_rate, assigned)
+        return are_finite([*new, *part.sums])
 
 
 class ParameterServerLoop(ShardedLoop):
@@ -138,7 +230,7 @@ class ParameterServerLoop(ShardedLoop):
 
     def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
         with self._strategy.scope(), self._strategy.extended.colocate_vars_with(shard):
-            return tf.Variable(tf.zeros(shard.shape))
+            return tf.Variable(tf.zeros(shard.shape, shard.dtype))
 
     def _read(self, shards: VariableShards) -> tf.Tensor:
         return read_variable(shards)
@@ -163,15 +255,16 @@ class ParameterServerLoop(ShardedLoop):
     ) -> tuple[BatchSums, tf.Tensor]:
         """Runs on a worker."""
         values = [read_variable(shards) for shards in self._trainable]
+        assigned: dict[int, tf.Tensor] = {}
 
-        def differentiate(
-            number: int | tf.Tensor, features: Any, labels: Any
-        ) -> tuple[BatchSums, list[tf.Tensor]]:
+        def differentiate(number: int | tf.Tensor, features: Any, labels: Any) -> PartResult:
             states = self._generators.compute_states(step, number)
-            return self._differentiate(values, states, features, labels)
+            part, new = self._differentiate(values, states, number, features, labels)
+            assigned.update(new)
+            return part
 
-        sums, gradients = self._accumulate_gradients(differentiate, features, labels)
-        return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
+        part = self._accumulate(differentiate, features, labels)
+        return part.sums, self._apply(part, learning_rate, assigned)
 
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         """Evaluates on the chief alone, with its own copy of the weights."""
@@ -221,12 +314,18 @@ class DTensorLoop(ShardedLoop):
         super().__init__(model, task, config)
 
     def _create(self, value: Any, path: str = "") -> VariableShards:
+        if np.asarray(value).dtype == bool:
+            raise ConfigError(
+                f"train.strategy dtensor: {self._config.model} keeps the flag {path}, and "
+                "TensorFlow's DTensor has no variables of the type bool. Make it an int32, or "
+                "choose another strategy."
+            )
         spec = self._specs.get(path, [dtensor.UNSHARDED] * np.ndim(value))
         layout = dtensor.Layout(spec, self._mesh)
         return [dtensor.DVariable(self._copy_to_mesh(value, layout))]
 
     def _create_zeros(self, shard: tf.Variable) -> tf.Variable:
-        zeros = np.zeros(shard.shape, np.float32)
+        zeros = np.zeros(shard.shape, shard.dtype.as_numpy_dtype)
         return dtensor.DVariable(self._copy_to_mesh(zeros, shard.layout))
 
     def _read(self, shards: VariableShards) -> np.ndarray:
@@ -253,7 +352,7 @@ class DTensorLoop(ShardedLoop):
             arguments = (*next(batches), states, np.float32(rate))
             try:
                 results = self._step(*tf.nest.map_structure(self._copy_to_mesh, arguments))
-            except tf.errors.UnknownError as error:
+            except tf.errors.OpError as error:
                 raise self._explain_error(error) from error
             steps.append(tf.nest.map_structure(self._read_from_mesh, results))
         return make_result(steps, stop)
@@ -261,10 +360,13 @@ class DTensorLoop(ShardedLoop):
     def _explain_error(self, error: Exception) -> Exception:
         """Turns an error of DTensor's compiler, which lacks some operations, into a ConfigError."""
         text = " ".join(str(error).split())
-        if "layout" not in text:
+        constant = re.search(r"\(shape (\[.*?\])\) but was expecting a DTensor", text)
+        if "layout" not in text and not constant:
             return error
         unknown = re.search(r"'(tf\.\w+)' op does not implement layout propagation", text)
         reason = f"it does not support {unknown[1]}" if unknown else text[:300]
+        if constant:
+            reason = f"a layer has a constant of the shape {constant[1]} that is no weight"
         return ConfigError(
             "train.strategy dtensor: TensorFlow's DTensor cannot compute "
             f"{self._config.model} with its weights divided like this: {reason}. "
@@ -276,9 +378,8 @@ class DTensorLoop(ShardedLoop):
         self, features: Any, labels: Any, states: list[tf.Tensor], learning_rate: tf.Tensor
     ) -> tuple[BatchSums, tf.Tensor]:
         values = [read_variable(shards) for shards in self._trainable]
-        sums, gradients = self._differentiate(values, states, features, labels)
-        # The new values are not read again, because a read may come before the write.
-        return sums, are_finite([*self._optimizer.apply(gradients, learning_rate), *sums])
+        part, assigned = self._differentiate(values, states, 0, features, labels)
+        return part.sums, self._apply(part, learning_rate, assigned)
 
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Draws no numbers, but the model as a function takes all of its variables.
@@ -292,12 +393,11 @@ class DTensorLoop(ShardedLoop):
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _evaluate_batch(self, features: Any, labels: Any, states: list[tf.Tensor]) -> BatchSums:
-        averages = self._optimizer.averages or self._trainable
-        other_values = [read_variable(shards) for shards in self._other_variables]
-        outputs, _ = self.model.stateless_call(
-            [read_variable(shards) for shards in averages],
-            self._generators.merge_states(states, other_values),
-            cast_to_float(features),
-            training=False,
-        )
+        averages = map(read_variable, self._averages)
+        pairs = [
+            *zip(self.model.trainable_variables, averages, strict=True),
+            *self._read_others(states),
+        ]
+        with keras.StatelessScope(state_mapping=pairs):
+            outputs = self.model(cast_to_float(features), training=False)
         return self._task.compute_batch_sums(outputs, labels, training=False)

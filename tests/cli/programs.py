@@ -6,6 +6,7 @@ The embedded Airflow would end all programs when one has died.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
+from log_tails import read_tail
 from processes import (
     find_child_processes,
     find_processes_using,
@@ -47,6 +50,7 @@ seconds.
 """
 _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
 _STOP_SECONDS = 60
+_log = logging.getLogger(__name__)
 
 
 class Programs:
@@ -83,7 +87,7 @@ class Programs:
         """Starts all programs on an empty database, and waits until Airflow is healthy."""
         self.command(*MIGRATE)
         self.start(*self.commands)
-        wait_until(self.is_healthy, UP_SECONDS)
+        self.wait_for_health()
 
     def command(self, *arguments: str) -> str:
         """Runs a command of `airflow` to its end, and returns its output."""
@@ -168,17 +172,35 @@ class Programs:
                     process.send_signal(number)
 
     def restart(self, *names: str) -> None:
-        """Starts programs that do not run, continues stopped ones, and waits for their health."""
+        """Starts programs that do not run, continues stopped ones, and waits for their health.
+
+        One that has ended by itself starts again, as under a supervisor, and is logged.
+        """
+        for name, program in [*self._programs.items()]:
+            if (status := program.poll()) is not None:
+                self._programs.pop(name)
+                end = read_tail(self.home.log(name))
+                _log.warning("%s has ended with status %s: %s", name, status, end)
         self.send(signal.SIGCONT, *self._programs)
         self.start(*(name for name in names if name not in self._programs))
-        wait_until(self.is_healthy, UP_SECONDS)
+        self.wait_for_health()
 
-    def is_healthy(self) -> bool:
+    def wait_for_health(self) -> None:
+        """Waits until all programs are healthy. Fails with what they say of themselves."""
+        try:
+            wait_until(lambda: self.read_health() is None, UP_SECONDS)
+        except AssertionError:
+            ended = {name: program.poll() for name, program in self._programs.items()}
+            pytest.fail(f"{self.read_health()}, exit statuses {ended}")
+
+    def read_health(self) -> str | None:
+        """Returns what is not healthy, or None."""
         try:
             health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=60).json()
-        except (httpx.HTTPError, ValueError):  # an error of the server is no JSON
-            return False
-        return all(part["status"] == "healthy" for part in health.values())
+        except (httpx.HTTPError, ValueError) as error:  # an error of the server is no JSON
+            return repr(error)
+        is_healthy = all(part["status"] == "healthy" for part in health.values())
+        return None if is_healthy else str(health)
 
 
 class Account:

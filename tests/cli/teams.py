@@ -120,7 +120,7 @@ class Teams(Programs):
         for team in (self.a, self.b):
             self.command("teams", "create", team.name)
         self.start(*self.commands)
-        wait_until(self.is_healthy, UP_SECONDS)
+        self.wait_for_health()
         with AirflowApi(self.url, "", "") as api:
             api.warm_up()
 

@@ -139,7 +139,7 @@ def test_the_api_server_needs_no_file_of_the_bundle(airflow, repository):
     airflow.kill("api-server")
     hidden = [str(airflow.folder / "bundles")]
     airflow.start("api-server", wrapper=(*_HIDDEN, *hidden))
-    wait_until(airflow.is_healthy, UP_SECONDS)
+    airflow.wait_for_health()
     run = airflow.trigger()
     attempt = bring_to(run, "deferred")
     address, query = "/trainyard/pipelines/digits", {"run_id": run.run_id}

@@ -95,7 +95,7 @@ def test_weight_decay_of_sgd_is_taken_off_the_weights_before_the_step_in_one_pie
     by_hand, velocity = start.copy(), np.zeros(3, np.float32)
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), whole)])
-        piecewise.apply([tf.constant(gradient)], tf.constant(0.1))
+        piecewise.apply([tf.constant(gradient)], tf.constant(0.1), {})
         velocity = momentum * velocity - 0.1 * gradient
         by_hand = by_hand * (1 - 0.1 * 0.5) + velocity
     assert whole.numpy() == pytest.approx(by_hand, rel=1e-6)
@@ -141,7 +141,7 @@ def test_weights_in_several_pieces_are_those_of_keras(options):
         gradient = tf.constant([gradient, -gradient, 0.1 * gradient])
         by_keras.apply_gradients([(gradient, other)])
         ours.apply_gradients([(gradient, whole)])
-        piecewise.apply([gradient], tf.constant(0.1))
+        piecewise.apply([gradient], tf.constant(0.1), {})
     assert whole.numpy() == pytest.approx(other.numpy(), rel=1e-6)
     assert np.concatenate(pieces) == pytest.approx(other.numpy(), rel=1e-6)
 
@@ -182,7 +182,7 @@ def test_averaged_weights_are_warmed_up_in_one_piece_and_in_several(num_steps, d
     for step in range(num_steps):
         gradient = by_hand  # towards zero
         optimizer.apply_gradients([(tf.constant(gradient, tf.float32), whole)])
-        piecewise.apply([tf.constant(gradient, tf.float32)], tf.constant(0.1))
+        piecewise.apply([tf.constant(gradient, tf.float32)], tf.constant(0.1), {})
         by_hand = by_hand - 0.1 * gradient
         kept = 0 if step == 0 else min(decay, (1 + step) / (10 + step))
         average = kept * average + (1 - kept) * by_hand

@@ -11,7 +11,7 @@ from gangs import ALONE, run_gang
 from pipeline_ops.artifacts.results import CALLBACKS
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.training.checkpoints import read_arrays
-from pipeline_ops.training.loop import SeedGenerators
+from pipeline_ops.training.loop import SeedGenerators, find_states
 
 FEW = {
     "train__model": "acme_vision.nets:dropping",
@@ -96,7 +96,7 @@ def test_each_generator_step_and_replica_draws_for_itself_and_the_same_again():
         ]
     )
     generators = SeedGenerators(model)
-    assert [variable.name for variable in generators.other_variables] == [
+    assert [variable.name for variable in find_states(model)] == [
         "moving_mean",
         "moving_variance",
     ]

@@ -269,12 +269,13 @@ config = Train(
     devices_per_worker=2,
     sharding={"*hidden_0/kernel": 1},
 )
-sharded = DTensorLoop(build((4, 4, 1), 2), task, config, devices)
+model = build((4, 4, 1), 2)
+sharded = DTensorLoop(model, task, config, devices)
 from tensorflow.experimental import dtensor
 kernel = next(
     shards[0]
-    for path, shards in sharded._shards.items()
-    if path.endswith("hidden_0/kernel")
+    for variable, shards in zip(model.weights, sharded._weights)
+    if variable.path.endswith("hidden_0/kernel")
 )
 report["pieces"] = [piece.shape.as_list() for piece in dtensor.unpack(kernel.read_value())]
 print(json.dumps(report))

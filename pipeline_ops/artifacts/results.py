@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.storage.parsing import JsonModel
 
 Share = Annotated[float, Field(ge=0, le=1)]
 SAVED_MODEL = "saved_model"
@@ -94,13 +95,13 @@ def is_saved_model_file(path: str) -> bool:
     return path.startswith(f"{SAVED_MODEL}/")
 
 
-class Figures(BaseModel):
+class Figures(JsonModel):
     """A part of a job's figures.
 
     A float that is not a number is written as the text "NaN" or "Infinity", which reads back.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True)
 
 
 class Epoch(Figures):

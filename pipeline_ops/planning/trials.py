@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, format_trial_name
@@ -18,11 +18,11 @@ from pipeline_ops.config.search import MAX_TRIALS, Search
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.storage.store_path import StorePath
 
 
-class Trial(BaseModel):
+class Trial(JsonModel):
     """One combination of parameters, by dotted key."""
 
     model_config = ConfigDict(frozen=True)
@@ -43,7 +43,7 @@ class Trial(BaseModel):
         )
 
 
-class TrialResult(BaseModel):
+class TrialResult(JsonModel):
     """The figure of a finished trial, or the message of a pruned or failed one."""
 
     model_config = ConfigDict(frozen=True)
@@ -55,10 +55,10 @@ class TrialResult(BaseModel):
     is_pruned: bool = False
 
 
-class SearchResult(BaseModel):
+class SearchResult(JsonModel):
     """All trials of a run, in order, and the number of the best one."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True)
 
     monitor: str
     results: list[TrialResult]

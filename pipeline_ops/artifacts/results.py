@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
+from pipeline_ops.config.evaluate import Mode
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.storage.parsing import JsonModel
 
@@ -324,7 +325,8 @@ class EvaluationFigures(Figures):
     `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
     drift of the data, None without a reference. `serving` is the comparison with requests, None if
     nobody asks for it. `baseline` has the metrics of a model that has not
-    looked at the images. `overfitting` is a sentence about the training, or "".
+    looked at the images. `overfitting` is a sentence about the training, or "". `own_modes` are the
+    better directions of the author's own metrics, as far as the gate has them.
     """
 
     num_examples: int
@@ -339,6 +341,7 @@ class EvaluationFigures(Figures):
     serving: ServingFigures | None = None
     baseline: dict[str, float] = {}
     overfitting: str = ""
+    own_modes: dict[str, Mode] = {}
     as_served: AsServed = AsServed()
 
 

@@ -114,6 +114,13 @@ class PipelineConfig(Section):
                     f"{rule.metric} is not for {self.train.task}, "
                     f"which the model {self.train.model} is for",
                 )
+            own = self.train.own_metrics.get(rule.own_metric)
+            if rule.mode and own and rule.mode != own:
+                raise FieldError(
+                    f"evaluate.gate.{number}.mode",
+                    f"is {rule.mode}, and train.metrics says {own} of {rule.metric}. "
+                    "Remove one of the two.",
+                )
         if self.search is not None and self.search.monitor is not None:
             known = [f"validation_{name}" for name in ("loss", *self.train.metric_names)]
             if self.search.monitor not in known:
@@ -122,6 +129,11 @@ class PipelineConfig(Section):
                     f"must be one of {', '.join(known)}, got {self.search.monitor}. "
                     "train.best_checkpoint.monitor may also be a metric of the gate, and decides "
                     "if this is null.",
+                )
+            if self.train.find_mode(self.search.monitor) is None:
+                raise FieldError(
+                    "search.monitor",
+                    f"is {self.search.monitor}. {self.train.explain_mode(self.search.monitor)}.",
                 )
         if self.train.task == "detection":
             self._validate_for_detector()

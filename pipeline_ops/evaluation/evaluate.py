@@ -129,6 +129,7 @@ def _judge(
         drift=largest_drift,
         serving=serving,
         baseline=dict(whole.baseline),
+        own_modes=config.own_modes,
         as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.features import LABELS
 from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
-from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule, is_lower_better
+from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.metrics import Group
@@ -244,7 +244,7 @@ def _judge_margin(
         # Each end of the interval holds at the rule's confidence by itself.
         quantiles = [1 - rule.confidence, rule.confidence]
         low, high = np.quantile(subject.differences, quantiles).tolist()
-        least, most = (-high, -low) if is_lower_better(rule.metric) else (low, high)
+        least, most = (-high, -low) if rule.better == "min" else (low, high)
         is_within_noise = least <= threshold < most
         if is_within_noise:
             passed = rule.within_noise == "passes"
@@ -269,7 +269,7 @@ def _judge_margin(
     if abs(difference) > _TOLERANCE:
         side = "above" if difference > 0 else "below"
         comparison = f"is {size} {side} the champion's {champion}"
-    gain = -difference if is_lower_better(rule.metric) else difference
+    gain = -difference if rule.better == "min" else difference
     text = f"{shown} {comparison} ({terms.format(allowed)})"
     return subject.build_verdict(gain > threshold, text, bound=margin)
 

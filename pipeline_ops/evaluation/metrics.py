@@ -22,6 +22,7 @@ from pipeline_ops.artifacts.results import (
     ModelEvaluation,
     SliceFigures,
 )
+from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.evaluation.slices import iterate_values
 
 NUM_SAMPLES, SEED = 1000, 1
@@ -82,6 +83,15 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
     """Returns the name and the meaning of a metric."""
     name, meaning = METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
     return name.format(k=top_k), meaning.format(k=top_k)
+
+
+def get_direction(metric: str, own: Mapping[str, Mode]) -> int:
+    """Returns 1 if a metric is better when it is higher, -1 if lower, and 0 if nobody says it.
+
+    `own` has the better directions of the author's own metrics, by name.
+    """
+    mode = find_mode(metric, own)
+    return 0 if mode is None else 1 if mode == "max" else -1
 
 
 def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:

@@ -164,7 +164,7 @@ def validate_training(
     MachineError if the process was killed or took too long.
     """
     own = Train.model_validate(training.train)
-    added = [path for path in training.gate_metrics if path not in own.metrics]
+    added = [path for path in training.gate_metrics if path not in own.own_metrics]
     train = own.model_copy(update={"metrics": own.metrics + added})
     validate_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):

@@ -12,7 +12,7 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, format_trial_name
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
-from pipeline_ops.config.evaluate import is_lower_better
+from pipeline_ops.config.evaluate import Mode, find_mode, rank_figure
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Search
 from pipeline_ops.errors import ConfigError
@@ -63,6 +63,8 @@ class SearchResult(JsonModel):
     monitor: str
     results: list[TrialResult]
     best: int
+    mode: Mode | None = None
+    """The better direction of the monitored figure. Null is that of a built-in one."""
 
     @property
     def winner(self) -> TrialResult:
@@ -71,7 +73,7 @@ class SearchResult(JsonModel):
     def format_table(self) -> list[str]:
         """Formats the results as lines for display, the best first."""
         lines = []
-        for result in _rank(self.results, self.monitor):
+        for result in _rank(self.results, self.monitor, self.mode):
             trial, text = result.trial, (result.message.strip().splitlines() or ["no message"])[0]
             if result.figure is not None:
                 figure = f"{self.monitor} {result.figure:.4f}"
@@ -133,6 +135,7 @@ def plan_pruning(
         number=number,
         monitor=get_monitor(config),
         min_epochs=search.min_epochs,
+        mode=config.train.find_mode(get_monitor(config)),
     )
 
 
@@ -163,29 +166,37 @@ def get_monitor(config: PipelineConfig) -> str:
 
 
 def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialResult:
-    """Reads the figure of the epoch whose weights became the model. NaN counts as a failure."""
+    """Reads the figure of the epoch whose weights became the model.
+
+    One that is not finite counts as a failure.
+    """
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
     figure = figures.history[figures.best_epoch].metrics[monitor]
-    if math.isnan(figure):
-        return TrialResult(trial=trial, message=f"its {monitor} is not a number")
+    if not math.isfinite(figure):
+        return TrialResult(trial=trial, message=f"its {monitor} is not finite ({figure})")
     return TrialResult(trial=trial, manifest=str(manifest), figure=figure)
 
 
-def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
-    """Chooses the best trial, and of equal ones the first. None if none was finished."""
-    best = _rank(results, monitor)[0]
+def choose_best_trial(
+    results: Sequence[TrialResult], monitor: str, mode: Mode | None = None
+) -> SearchResult | None:
+    """Chooses the best trial, and of equal ones the first. None if none was finished.
+
+    `mode` is the better direction of the figure, None that of a built-in one.
+    """
+    best = _rank(results, monitor, mode)[0]
     if best.figure is None:
         return None
-    return SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
+    return SearchResult(monitor=monitor, results=list(results), best=best.trial.number, mode=mode)
 
 
-def _rank(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
+def _rank(results: Sequence[TrialResult], monitor: str, mode: Mode | None) -> list[TrialResult]:
     """Sorts the results: the best first, then the pruned ones, and the failed ones last."""
-    sign = 1 if is_lower_better(monitor) else -1
+    better = mode or find_mode(monitor) or "max"
     return sorted(
         results,
         key=lambda result: (
-            math.inf if result.figure is None else sign * result.figure,
+            math.inf if result.figure is None else -rank_figure(result.figure, better),
             not result.is_pruned,
             result.trial.number,
         ),

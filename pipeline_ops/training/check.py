@@ -59,7 +59,7 @@ def check_model(request: ModelCheckRequest) -> None:
     validate_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
     loss, metrics = load_user_functions(config, folder)
-    for path, metric in zip(config.metrics, metrics.values(), strict=True):
+    for path, metric in zip(config.own_metrics, metrics.values(), strict=True):
         _compute_values("train.metrics", path, metric, labels, tf.cast(outputs, tf.float32))
     if config.loss is None or loss is None:
         return

@@ -346,7 +346,7 @@ def load_user_functions(
     """Loads the user's loss, and the user's metrics by name."""
     metrics = {
         path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
-        for path in config.metrics
+        for path in config.own_metrics
     }
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 

@@ -103,7 +103,8 @@ def _build_table(
         table.add_column(Text(column), justify="right", overflow="fold")
     for row in metrics:
         is_same = abs(row["difference"]) < 0.00005
-        style = "dim" if is_same else "green" if row["difference"] * row["direction"] > 0 else "red"
+        gain = row["difference"] * row["direction"]
+        style = "dim" if is_same or not gain else "green" if gain > 0 else "red"
         table.add_row(
             row["name"],
             f"{row['first']:.4f}",

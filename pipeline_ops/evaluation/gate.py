@@ -11,6 +11,7 @@ test split is too small for a decision, and `within_noise` decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
@@ -84,6 +85,26 @@ def judge(
         for rule in rules
         for subject in _select_subjects(rule, whole, slices, drift, serving)
         for verdict in _judge_subject(rule, subject, no_champion_reason)
+    ]
+
+
+def judge_answers(whole: Group) -> list[RuleVerdict]:
+    """Returns a verdict on each model with answers that are not finite. No rule allows them in a
+    challenger. Those of a champion are only stated.
+    """
+    models = ("challenger", whole.challenger), ("champion", whole.champion)
+    cure = ". Make the model return numbers for every image, or take these out of the data set"
+    return [
+        RuleVerdict(
+            metric="finite_answers",
+            passed=name == "champion",
+            text=f"the answers of the {name} to {model.not_finite.describe(whole.num_examples)} "
+            f"and count as wrong{cure * (name == 'challenger')}",
+            subject=name,
+            value=float(model.not_finite.count),
+        )
+        for name, model in models
+        if model and model.not_finite.count
     ]
 
 
@@ -173,6 +194,9 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
     elif value is None:
         text = f"is undefined on these test examples{_explain_undefined(rule.name)}"
         yield subject.build_verdict(False, text)
+    elif not math.isfinite(value):
+        text = f"is not finite ({value}), which counts as the worst value"
+        yield subject.build_verdict(False, text)
     else:
         for limit, sign, held, broken in (
             (rule.at_least, 1, "at least", "below"),
@@ -238,6 +262,10 @@ def _judge_margin(
     if subject.champion is None:
         text, _ = _format_distinct(rule.metric, value, value)
         text = f"{text} is not compared: {no_champion_reason}"
+        return subject.build_verdict(True, text, bound=margin)
+    if not math.isfinite(subject.champion):
+        text, _ = _format_distinct(rule.metric, value, value)
+        text = f"{text} is better than the champion's, which is not finite ({subject.champion})"
         return subject.build_verdict(True, text, bound=margin)
     shown, champion = _format_distinct(rule.metric, value, subject.champion)
     if rule.confidence is not None and subject.differences is not None:

@@ -20,6 +20,7 @@ from pipeline_ops.artifacts.results import (
     CalibrationBin,
     ClassFigures,
     ModelEvaluation,
+    NotFinite,
     SliceFigures,
 )
 from pipeline_ops.config.evaluate import Mode, find_mode
@@ -59,7 +60,8 @@ class ModelPredictions:
     `classes`: int64 [N]. `is_in_top_k`: bool [N], whether the label is among the k most probable
     classes. `confidences`: float [N], the probability of the answer. `scores`: float [C, N], the
     probabilities, by class because each class is evaluated by itself. `own`: float [N] for each
-    metric of the user's own, by name.
+    metric of the user's own, by name. `not_finite`: the examples whose probabilities are not
+    finite. They have the probabilities 0, and a wrong class.
     """
 
     classes: np.ndarray
@@ -67,6 +69,7 @@ class ModelPredictions:
     confidences: np.ndarray
     scores: np.ndarray
     own: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    not_finite: NotFinite = NotFinite()
 
     def select(self, indexes: np.ndarray) -> ModelPredictions:
         """Returns the answers to some of the examples, without their scores."""

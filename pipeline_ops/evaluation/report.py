@@ -35,7 +35,7 @@ from pipeline_ops.artifacts.results import (
     TrainingFigures,
     compare_with_baseline,
 )
-from pipeline_ops.config.evaluate import find_mode
+from pipeline_ops.config.evaluate import find_mode, rank_figure
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,
@@ -292,7 +292,8 @@ def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> 
     if not history or "validation_loss" not in history[0].metrics:
         return ""
     losses = [epoch.metrics["validation_loss"] for epoch in history]
-    lowest, last = min(range(len(losses)), key=losses.__getitem__), len(losses) - 1
+    ranks = [rank_figure(loss, "min") for loss in losses]
+    lowest, last = max(range(len(losses)), key=ranks.__getitem__), len(losses) - 1
     limit = _OVERFITTED * losses[lowest]
     train_losses = [history[epoch].metrics["loss"] for epoch in (lowest, last)]
     if not (losses[last] > limit and train_losses[1] < train_losses[0]):

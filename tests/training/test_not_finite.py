@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 from gangs import ALONE, QUICK, train
-from manifests import list_again
+from small_datasets import blacken
 
-from pipeline_ops.artifacts.dataset import ENCODED, KEY
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.errors import ConfigError
 
 SHORT = QUICK | {
@@ -42,24 +38,7 @@ GANGS = {
 def black_dataset(dataset, tmp_path_factory) -> tuple[str, list[str]]:
     """A data set with black images at the positions 1, 4 and 77 of the validation split, of which
     each of two workers reads one at least, and their keys."""
-    import tensorflow as tf
-
-    folder = tmp_path_factory.mktemp("black") / "dataset"
-    shutil.copytree(Path(dataset).parent, folder)
-    black, keys, number = tf.io.encode_png(tf.zeros((16, 16, 1), tf.uint8)).numpy(), [], 0
-    for shard in sorted(folder.glob("validation-*")):
-        records = list(tf.data.TFRecordDataset([str(shard)]).as_numpy_iterator())
-        with tf.io.TFRecordWriter(str(shard)) as writer:
-            for record in records:
-                example = tf.train.Example.FromString(record)
-                if number in (1, 4, 77):
-                    example.features.feature[ENCODED].bytes_list.value[0] = black
-                    keys.append(example.features.feature[KEY].bytes_list.value[0].decode())
-                writer.write(example.SerializeToString(deterministic=True))
-                number += 1
-    manifest = read_manifest(dataset)
-    write_manifest(folder, manifest.model_copy(update={"files": list_again(folder, manifest)}))
-    return str(folder / "manifest.json"), keys
+    return blacken(dataset, tmp_path_factory.mktemp("black") / "dataset", "validation", (1, 4, 77))
 
 
 @pytest.fixture

@@ -105,6 +105,12 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
+        names = ["loss", *self.train.step_metric_names]
+        if doubles := [name for name in names if names.count(name) > 1]:
+            raise FieldError(
+                "train.metrics",
+                f"two figures would have the name {doubles[0]}. Give the function another name.",
+            )
         for number, rule in enumerate(self.evaluate.gate):
             is_for_detector = rule.metric in get_args(DetectionMetric)
             is_for_both = rule.metric in get_args(Measure)

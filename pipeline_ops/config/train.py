@@ -789,12 +789,6 @@ class Train(TaskSection):
 
     def _validate_modes(self) -> None:
         """Requires the better direction of what is monitored."""
-        names = self.step_metric_names
-        if wrong := [name for name in names if names.count(name) > 1 or name == "loss"]:
-            raise FieldError(
-                "metrics",
-                f"two figures would have the name {wrong[0]}. Give the function another name.",
-            )
         monitored = [(f"{key}.monitor", monitor) for key, monitor in self._monitors.items()]
         for path, arguments in self.callback_arguments:
             monitor = str(arguments.get("monitor"))

@@ -123,8 +123,6 @@ model: center_detector, best_checkpoint: {monitor: validation_accuracy}
     best_checkpoint.monitor must be one of validation_loss
 metrics: ['my:a'], callbacks: ['keras.callbacks:EarlyStopping': {monitor: val_a}]
     is val_a. Nothing says whether my:a is better when it is lower
-metrics: ['my:loss']
-    two figures would have the name loss. Give the function another name
 early_stopping: {monitor: validation_top3}
     validation_worst_class_recall, validation_top_3_accuracy, got validation_top3
 reduce_learning_rate: {monitor: validation_map}

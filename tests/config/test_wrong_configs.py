@@ -52,6 +52,8 @@ digits_cnn -> digits_cnn\n  metrics: ["my:a"]\n  reduce_learning_rate: {monitor:
     train.reduce_learning_rate.monitor: is validation_a. Nothing says whether my:a is better
 digits_cnn -> digits_cnn\n  metrics: ["my:a", "other:a"]
     train.metrics: two figures would have the name a. Give the function another name.
+digits_cnn -> digits_cnn\n  metrics: ["my:loss"]
+    small.yaml:8: train.metrics: two figures would have the name loss. Give the function
 digits_cnn -> digits_cnn\n  metrics: ["my:accuracy"]
     train.metrics: two figures would have the name accuracy. Give the function another name.
 digits_cnn -> digits_cnn\n  callbacks: [EarlyStopping]

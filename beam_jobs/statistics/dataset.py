@@ -19,8 +19,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel
-
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.summary import Measurements, ShardSummary, merge_measurements
@@ -28,13 +26,14 @@ from pipeline_ops.artifacts import remarks
 from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
 from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.config.preprocess import Drift, SchemaChange
+from pipeline_ops.storage.parsing import JsonModel
 
 _MAX_NAMED_GROUPS = 50
 _MIN_EXAMPLES = 50
 """Of fewer examples of a class, chance alone may leave a split half or twice as many."""
 
 
-class DataSchema(BaseModel, frozen=True):
+class DataSchema(JsonModel, frozen=True):
     """The properties that later data sets must share.
 
     `height` and `width` are the least and the largest of stored images, in pixels. They are equal
@@ -49,7 +48,7 @@ class DataSchema(BaseModel, frozen=True):
     has_boxes: bool
 
 
-class Violation(BaseModel, frozen=True):
+class Violation(JsonModel, frozen=True):
     """A difference from the reference. `preprocess.allowed_changes` may list its `rule`."""
 
     rule: str
@@ -57,7 +56,7 @@ class Violation(BaseModel, frozen=True):
     fails: bool
 
 
-class Distance(BaseModel, frozen=True):
+class Distance(JsonModel, frozen=True):
     """The distance of one feature, or of the classes (`labels`)."""
 
     feature: str
@@ -73,14 +72,14 @@ class SplitStatistics(Measurements, frozen=True):
     """The number of examples by class, or of boxes for detection."""
 
 
-class DuplicateGroup(BaseModel, frozen=True):
+class DuplicateGroup(JsonModel, frozen=True):
     """Raw files with the same content. The splits are in the order of the keys."""
 
     keys: list[str]
     splits: list[str]
 
 
-class Duplicates(BaseModel, frozen=True):
+class Duplicates(JsonModel, frozen=True):
     """Raw files that are equal to the byte.
 
     `num_superfluous` is the number of files that could be removed without loss. `groups` has the
@@ -93,7 +92,7 @@ class Duplicates(BaseModel, frozen=True):
     groups: list[DuplicateGroup]
 
 
-class DatasetComparison(BaseModel, frozen=True):
+class DatasetComparison(JsonModel, frozen=True):
     """The comparison with the champion's data or, without one, the previous data set."""
 
     reference: Literal["champion_data", "previous_data"]
@@ -104,7 +103,7 @@ class DatasetComparison(BaseModel, frozen=True):
     drift: list[Distance]
 
 
-class DatasetStatistics(BaseModel, frozen=True):
+class DatasetStatistics(JsonModel, frozen=True):
     """The content of `statistics.json`. `edges` are the inner borders of a feature's bins."""
 
     edges: dict[str, tuple[float, ...]]

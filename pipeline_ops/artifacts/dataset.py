@@ -21,13 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_atomically
+from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.read_errors import make_read_error
 
 SPLITS = ("train", "validation", "test")
@@ -126,7 +127,7 @@ SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
 
 
-class StageFigures(BaseModel):
+class StageFigures(JsonModel):
     """A stage of the data set, and how a model that is trained on it applies the stage.
 
     `in_graph`: by the stage's TensorFlow function, a part of the SavedModel. `unchanged`: not
@@ -142,7 +143,7 @@ class StageFigures(BaseModel):
     code: str = ""
 
 
-class DatasetFigures(BaseModel):
+class DatasetFigures(JsonModel):
     """The `figures` of a data set's manifest.
 
     `image_shape` is (height, width, channels) if all images have it. `labels` counts by split and

@@ -13,14 +13,16 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, field_validator
 
 from pipeline_ops.storage.checksums import compute_digest
+from pipeline_ops.storage.local_files import replace_non_finite
+from pipeline_ops.storage.parsing import JsonModel
 
 _MAX_CODE_LINES = 3
 
 
-class Fingerprint(BaseModel):
+class Fingerprint(JsonModel):
     """The parts of a fingerprint, kept so that two fingerprints can be compared."""
 
     model_config = ConfigDict(frozen=True)
@@ -31,6 +33,13 @@ class Fingerprint(BaseModel):
     code: dict[str, str]
     """Digests of source files, by path relative to the code root."""
     versions: dict[str, str]
+
+    @field_validator("config")
+    @classmethod
+    def _replace_non_finite(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Makes a value such as `.inf` the text that a file has, so that its digest is the same."""
+        replaced: dict[str, Any] = replace_non_finite(config)
+        return replaced
 
     @property
     def digest(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
@@ -29,7 +29,7 @@ from pipeline_ops.storage.local_files import (
     write_json,
 )
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.storage.parsing import describe_validation_error
+from pipeline_ops.storage.parsing import JsonModel, describe_validation_error
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
 
@@ -55,7 +55,7 @@ def _validate_listed_path(path: str) -> str:
     return path
 
 
-class ManifestFile(BaseModel):
+class ManifestFile(JsonModel):
     """One file of an artifact. `num_examples` is for shards. Old manifests have no SHA-256.
 
     `stored_at` is where the file lies, relative to the folder that holds the artifacts of the job:
@@ -100,7 +100,7 @@ class ManifestFile(BaseModel):
         return found.crc32c == self.crc32c if self.sha256 is None else found.sha256 == self.sha256
 
 
-class Input(BaseModel):
+class Input(JsonModel):
     """An artifact that this one was made from."""
 
     model_config = ConfigDict(frozen=True)
@@ -109,7 +109,7 @@ class Input(BaseModel):
     digest: str
 
 
-class Manifest(BaseModel):
+class Manifest(JsonModel):
     """The description of an artifact: its identity, its inputs and its results.
 
     `job` names the job that made it. `figures` are the job's own results, as JSON.

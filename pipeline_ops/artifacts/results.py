@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
+from pipeline_ops.config.evaluate import Mode
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.storage.parsing import JsonModel
 
 Share = Annotated[float, Field(ge=0, le=1)]
 SAVED_MODEL = "saved_model"
@@ -26,6 +28,13 @@ It is low, because average precision also covers uncertain detections.
 COCO_DETECTIONS = 100
 """The number of detections of a class in an image, the best ones, that COCO's figures count."""
 _DETECTIONS_STEP = 100
+_MAX_NAMED = 5
+"""The number of examples that a sentence names."""
+
+
+def format_figure(value: float) -> str:
+    """Returns a figure with four decimals, or says that it is not finite."""
+    return f"{value:.4f}" if math.isfinite(value) else f"not finite ({value})"
 
 
 def choose_max_detections(most_boxes: int) -> int:
@@ -94,13 +103,13 @@ def is_saved_model_file(path: str) -> bool:
     return path.startswith(f"{SAVED_MODEL}/")
 
 
-class Figures(BaseModel):
+class Figures(JsonModel):
     """A part of a job's figures.
 
     A float that is not a number is written as the text "NaN" or "Infinity", which reads back.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True)
 
 
 class Epoch(Figures):
@@ -227,12 +236,30 @@ class RuleVerdict(Figures):
     is_within_noise: bool = False
 
 
+class NotFinite(Figures):
+    """The answers of a model that are not finite: their number, and the keys of the first ones."""
+
+    count: int = 0
+    keys: list[str] = []
+
+    def add(self, keys: Iterable[str]) -> NotFinite:
+        """Returns this with more answers."""
+        more = list(keys)
+        named = (self.keys + more)[:_MAX_NAMED]
+        return NotFinite(count=self.count + len(more), keys=named) if more else self
+
+    def describe(self, total: int) -> str:
+        """Returns `3 of 100 test images are not finite (a.png, b.png, ...)`."""
+        more = ", ..." * (self.count > len(self.keys))
+        return f"{self.count} of {total} test images are not finite ({', '.join(self.keys)}{more})"
+
+
 class ModelEvaluation(Figures):
     """One model on the test split.
 
     `confusion[i][j]` counts examples of class i predicted as class j. `intervals` hold 95 % of the
     bootstrap's draws, for metrics that are computed from counts. `measures` describe the served
-    model.
+    model. Answers that are not finite count as wrong, and are counted in `not_finite`.
     """
 
     metrics: dict[str, float]
@@ -241,6 +268,7 @@ class ModelEvaluation(Figures):
     intervals: dict[str, tuple[float, float]] = {}
     calibration: list[CalibrationBin] = []
     measures: dict[str, float] = {}
+    not_finite: NotFinite = NotFinite()
 
 
 class SliceFigures(Figures):
@@ -272,6 +300,7 @@ class AsServed(Figures):
     low: float | None = None
     high: float | None = None
     passed: bool = True
+    not_finite: NotFinite = NotFinite()
 
     @property
     def text(self) -> str:
@@ -282,6 +311,8 @@ class AsServed(Figures):
             f"as served, from {self.num_files} raw test files, {self.metric} is "
             f"{self.from_files:.4f}, from the images made of them {self.from_images:.4f}. "
             f"{self.agreement:.1%} of the answers are equal"
+            + f". The answers to {self.not_finite.describe(self.num_files)}"
+            * bool(self.not_finite.count)
             + (
                 ""
                 if self.passed
@@ -323,7 +354,8 @@ class EvaluationFigures(Figures):
     `differences` are 95 % intervals of challenger minus champion, from paired draws. `drift` is the
     drift of the data, None without a reference. `serving` is the comparison with requests, None if
     nobody asks for it. `baseline` has the metrics of a model that has not
-    looked at the images. `overfitting` is a sentence about the training, or "".
+    looked at the images. `overfitting` is a sentence about the training, or "". `own_modes` are the
+    better directions of the author's own metrics, as far as the gate has them.
     """
 
     num_examples: int
@@ -338,6 +370,7 @@ class EvaluationFigures(Figures):
     serving: ServingFigures | None = None
     baseline: dict[str, float] = {}
     overfitting: str = ""
+    own_modes: dict[str, Mode] = {}
     as_served: AsServed = AsServed()
 
 
@@ -347,8 +380,8 @@ def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, f
         if name in metrics and name in baseline:
             return (
                 f"{'Better' if metrics[name] > baseline[name] else 'Not better'} than a model that "
-                f"has not looked at the images: {name} {metrics[name]:.4f} against "
-                f"{baseline[name]:.4f}"
+                f"has not looked at the images: {name} {format_figure(metrics[name])} against "
+                f"{format_figure(baseline[name])}"
             )
     return ""
 

@@ -50,7 +50,7 @@ from pipeline_ops.config.run_conf import TRUSTED_CONF
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.system.host import adopt_orphans, die_with_parent
 from pipeline_ops.system.locks import try_lock
 from pipeline_ops.system.processes import (
@@ -178,7 +178,7 @@ class Secrets(pydantic.BaseModel):
         return loaded
 
 
-class AirflowServer(pydantic.BaseModel):
+class AirflowServer(JsonModel):
     """An embedded Airflow. `process` is the command that runs it. `started` is in Unix time."""
 
     home: AirflowHome

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
-from pipeline_ops.artifacts.results import compare_with_baseline
+from pipeline_ops.artifacts.results import compare_with_baseline, format_figure
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.task_record import TaskRecord, read_record
@@ -260,7 +260,7 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
     if warm_start := summary["training"]["warm_start"]:
         console.print(f"Start     from the weights of {warm_start}")
     if summary["metrics"]:
-        metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items()]
+        metrics = [f"{name} {format_figure(value)}" for name, value in summary["metrics"].items()]
         console.print(f"Metrics   {'  '.join(metrics)}")
     if baseline := compare_with_baseline(summary["metrics"], summary["baseline"]):
         console.print(f"Baseline  {baseline}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PlainSerializer, ValidationInfo, WrapValidator, model_validator
 
 from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
+    FieldError,
     Section,
     TaskSection,
     advanced_field,
@@ -59,9 +63,52 @@ _METRICS: dict[Task, tuple[str, ...]] = {
 _BUILT_IN_METRICS = frozenset().union(*_METRICS.values())
 
 
-def is_lower_better(metric: str) -> bool:
-    """Returns whether a metric is better when it is lower. The name of an own one says so."""
-    return metric in get_args(Measure) or metric.endswith(("loss", "error"))
+Mode = Literal["min", "max"]
+"""The better direction of a figure, as Keras names it: lower is better, or higher."""
+_LOWER_IS_BETTER = frozenset(
+    {"loss", "heat_loss", "class_loss", "calibration_error", *get_args(Measure)}
+)
+_HIGHER_IS_BETTER = _BUILT_IN_METRICS - _LOWER_IS_BETTER | {"box_iou"}
+_TOP_K = re.compile(r"top_\d+_accuracy")
+_SPLIT = re.compile(r"^val(idation)?_")
+_NO_MODES: Mapping[str, Mode | None] = MappingProxyType({})
+
+
+def remove_split(figure: str) -> str:
+    """Returns the name of the metric of a figure of an epoch, or of Keras's logs."""
+    return _SPLIT.sub("", figure)
+
+
+def find_mode(figure: str, own: Mapping[str, Mode | None] = _NO_MODES) -> Mode | None:
+    """Returns the better direction of a figure, None if nothing says it.
+
+    The figure is one of the gate, of an epoch (`validation_loss`), or of Keras's logs (`val_loss`).
+    `own` has the directions of the author's own metrics, by name.
+    """
+    name = remove_split(figure)
+    if name in own:
+        return own[name]
+    if name in _LOWER_IS_BETTER:
+        return "min"
+    return "max" if name in _HIGHER_IS_BETTER or _TOP_K.fullmatch(name) else None
+
+
+def rank_figure(value: float, mode: Mode) -> float:
+    """Returns a number that is larger for a better figure. A figure that is not finite is the worst
+    one, whatever its sign.
+    """
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if mode == "min" else value
+
+
+def explain_mode(path: str) -> str:
+    """Says how an author gives the better direction of the metric `path`."""
+    return (
+        f"Nothing says whether {path} is better when it is lower or when it is higher. Write "
+        f"{{{path}: {{mode: min}}}} (lower is better) or {{{path}: {{mode: max}}}} into "
+        "train.metrics"
+    )
 
 
 def _check_metric(value: Any, check: Callable[[Any], str], info: ValidationInfo) -> str:
@@ -108,7 +155,10 @@ class Rule(Section):
         PlainSerializer(str),
     ]
     """For a classifier also `my_package.my_module:metric`, a function as in `train.metrics`. The
-    value is the mean over the examples. It is lower-is-better if its name ends in loss or error."""
+    value is the mean over the examples."""
+    mode: Mode | None = advanced_field(None)
+    """The better direction of a metric of your own: min (lower is better) or max. A comparison with
+    the champion needs it. Null is the mode that `train.metrics` has for it."""
     of_class: str | None = advanced_field(None)
     """The class for which the metric has to hold, or `*` for each class. Only for the metrics of a
     class, such as recall."""
@@ -135,6 +185,36 @@ class Rule(Section):
     """The outcome of a comparison that the test split is too small to decide at the
     `confidence`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_mode(cls, values: Any, info: ValidationInfo) -> Any:
+        """Takes the mode of an own metric from `train.metrics`, if the whole YAML is known."""
+        if not isinstance(values, dict) or values.get("mode") is not None:
+            return values
+        train = (info.context or {}).get("train")
+        entries = train.get("metrics") if isinstance(train, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            for path, arguments in entry.items() if isinstance(entry, dict) else ():
+                if path == values.get("metric") and isinstance(arguments, dict):
+                    values = values | {"mode": arguments.get("mode")}
+        return values
+
+    @model_validator(mode="after")
+    def _validate_mode(self) -> Rule:
+        if self.mode is not None and not self.own_metric:
+            raise FieldError(
+                "mode",
+                f"is for a metric of your own, and {self.metric} is one of ours. Remove it.",
+            )
+        is_compared = any(bound is not None for bound in self._comparisons)
+        if self.own_metric and self.mode is None and is_compared:
+            raise FieldError(
+                "mode",
+                "a comparison with the champion needs it. "
+                f"{explain_mode(self.own_metric)}, or mode: min or mode: max into this rule.",
+            )
+        return self
+
     @model_validator(mode="after")
     def _validate_bounds(self) -> Rule:
         bounds = (self.at_least, self.at_most, self.min_skill, *self._comparisons)
@@ -148,15 +228,14 @@ class Rule(Section):
                 raise ValueError(
                     f"{name} of {self.metric} lies between 0 and 1, got {getattr(self, name):g}"
                 )
-        naming = " A function of your own is lower-is-better if its name ends in loss or error."
-        naming *= bool(self.own_metric)
-        if self.at_least is not None and is_lower_better(self.metric):
+        reason = " (its mode)" if self.mode else " (its at_least)" if self.own_metric else ""
+        if self.at_least is not None and self.better == "min":
             raise ValueError(
-                f"{self.metric} is lower-is-better. Use at_most, not at_least.{naming}"
+                f"{self.metric} is lower-is-better{reason}. Use at_most, not at_least."
             )
-        if self.at_most is not None and not is_lower_better(self.metric):
+        if self.at_most is not None and self.better == "max":
             raise ValueError(
-                f"{self.metric} is higher-is-better. Use at_least, not at_most.{naming}"
+                f"{self.metric} is higher-is-better{reason}. Use at_least, not at_most."
             )
         return self
 
@@ -202,7 +281,7 @@ class Rule(Section):
                 "min_skill is for metrics of the whole test split whose best value is 1 "
                 f"({', '.join(_SKILL_METRICS)}), got it with {self.metric}"
                 f"{' and of_slice' if self.of_slice is not None else ''}. "
-                f"Use {'at_most' if is_lower_better(self.metric) else 'at_least'}."
+                f"Use {'at_most' if self.better == 'min' else 'at_least'}."
             )
         return self
 
@@ -210,6 +289,14 @@ class Rule(Section):
     def own_metric(self) -> str:
         """The path of the user's function, or ""."""
         return self.metric if is_user_function(self.metric) else ""
+
+    @property
+    def better(self) -> Mode | None:
+        """The better direction of the metric. A bound says that of an own one without a mode."""
+        if not self.own_metric:
+            return find_mode(self.metric)
+        bound: Mode | None = "max" if self.at_least is not None else None
+        return self.mode or bound or ("min" if self.at_most is not None else None)
 
     @property
     def name(self) -> str:
@@ -314,6 +401,11 @@ class Evaluate(TaskSection):
     def own_metrics(self) -> dict[str, str]:
         """The paths of the user's functions in the gate, by name."""
         return {rule.name: rule.own_metric for rule in self.gate if rule.own_metric}
+
+    @property
+    def own_modes(self) -> dict[str, Mode]:
+        """The better directions of the user's functions in the gate, by name."""
+        return {rule.name: rule.better for rule in self.gate if rule.own_metric and rule.better}
 
     @property
     def serving_comparison(self) -> ServingSkew | None:

@@ -105,6 +105,12 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
+        names = ["loss", *self.train.step_metric_names]
+        if doubles := [name for name in names if names.count(name) > 1]:
+            raise FieldError(
+                "train.metrics",
+                f"two figures would have the name {doubles[0]}. Give the function another name.",
+            )
         for number, rule in enumerate(self.evaluate.gate):
             is_for_detector = rule.metric in get_args(DetectionMetric)
             is_for_both = rule.metric in get_args(Measure)
@@ -114,6 +120,13 @@ class PipelineConfig(Section):
                     f"{rule.metric} is not for {self.train.task}, "
                     f"which the model {self.train.model} is for",
                 )
+            own = self.train.own_metrics.get(rule.own_metric)
+            if rule.mode and own and rule.mode != own:
+                raise FieldError(
+                    f"evaluate.gate.{number}.mode",
+                    f"is {rule.mode}, and train.metrics says {own} of {rule.metric}. "
+                    "Remove one of the two.",
+                )
         if self.search is not None and self.search.monitor is not None:
             known = [f"validation_{name}" for name in ("loss", *self.train.metric_names)]
             if self.search.monitor not in known:
@@ -122,6 +135,11 @@ class PipelineConfig(Section):
                     f"must be one of {', '.join(known)}, got {self.search.monitor}. "
                     "train.best_checkpoint.monitor may also be a metric of the gate, and decides "
                     "if this is null.",
+                )
+            if self.train.find_mode(self.search.monitor) is None:
+                raise FieldError(
+                    "search.monitor",
+                    f"is {self.search.monitor}. {self.train.explain_mode(self.search.monitor)}.",
                 )
         if self.train.task == "detection":
             self._validate_for_detector()

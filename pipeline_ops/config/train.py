@@ -12,8 +12,15 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from pipeline_ops.config.evaluate import DetectionMetric
+from pipeline_ops.config.evaluate import (
+    DetectionMetric,
+    Mode,
+    explain_mode,
+    find_mode,
+    remove_split,
+)
 from pipeline_ops.config.fields import (
+    FieldError,
     Section,
     TaskSection,
     advanced_field,
@@ -358,7 +365,7 @@ class Optimizer(Section):
 
 Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 """A figure of the validation split: `validation_loss`, or `validation_` and the name of a metric. A
-figure whose name ends in loss or error is better when it is lower, any other when it is higher."""
+metric of one's own needs a `mode` in `train.metrics`. A figure that is not finite is the worst."""
 
 
 _GATE_FIGURES: dict[Task, tuple[str, ...]] = {
@@ -459,6 +466,26 @@ def _to_callback(value: Any) -> Any:
     return entry
 
 
+def _get_name(path: str) -> str:
+    """Returns the name of the figure of a function `module:function`."""
+    return path.partition(":")[2]
+
+
+def _to_metric(value: Any) -> Any:
+    """Returns an entry of `metrics`: a path, or modes by path. Raises ValueError with the form."""
+    entry = {value: {}} if isinstance(value, str) else value
+    if not isinstance(entry, dict) or any(
+        each not in ({}, {"mode": "min"}, {"mode": "max"}) for each in entry.values()
+    ):
+        raise ValueError(
+            "a metric is `my_module:metric`, or with its better direction "
+            f"`my_module:metric: {{mode: min}}` (min or max), got {value!r:.200}"
+        )
+    for path in entry:
+        check_function(str(path))
+    return entry if any(entry.values()) or len(entry) != 1 else next(iter(entry))
+
+
 class Train(TaskSection):
     """Shards to trained weights and a candidate SavedModel."""
 
@@ -470,9 +497,10 @@ class Train(TaskSection):
     loss: UserFunction | None = advanced_field(None)
     """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each
     example. Null is cross-entropy."""
-    metrics: list[UserFunction] = advanced_field([])
+    metrics: list[Annotated[str | dict[str, Any], AfterValidator(_to_metric)]] = advanced_field([])
     """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
-    function's name, next to accuracy."""
+    function's name, next to accuracy. What is monitored, searched for or compared needs its better
+    direction: `my_package.my_module:metric: {mode: min}`, or max."""
     strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
     min_workers: int | None = operational_field(None, ge=1, le=1024, is_advanced=True)
@@ -611,8 +639,23 @@ class Train(TaskSection):
     @property
     def step_metric_names(self) -> list[str]:
         """The names of the figures that a step has besides the loss."""
-        own = (path.partition(":")[2] for path in self.metrics)
-        return [*find_model(self.model).metrics, *own]
+        return [*find_model(self.model).metrics, *map(_get_name, self.own_metrics)]
+
+    @property
+    def own_metrics(self) -> dict[str, Mode | None]:
+        """The better direction of each function of `metrics` by its path, None if not given."""
+        entries = (each if isinstance(each, dict) else {each: {}} for each in self.metrics)
+        return {path: given.get("mode") for entry in entries for path, given in entry.items()}
+
+    def find_mode(self, figure: str) -> Mode | None:
+        """Returns the better direction of a figure. None if it is an own one without a mode."""
+        own = {_get_name(path): mode for path, mode in self.own_metrics.items()}
+        return find_mode(figure, own)
+
+    def explain_mode(self, figure: str) -> str:
+        """Says how to give the mode of a figure that has none."""
+        paths = {_get_name(path): path for path in self.own_metrics}
+        return explain_mode(paths.get(remove_split(figure), figure))
 
     @property
     def metric_names(self) -> list[str]:
@@ -741,7 +784,20 @@ class Train(TaskSection):
                     f"{', '.join(f'validation_{figure}' for figure in known)}{others}, "
                     f"got {monitor}. A metric of your own must be in train.metrics."
                 )
+        self._validate_modes()
         return self
+
+    def _validate_modes(self) -> None:
+        """Requires the better direction of what is monitored."""
+        monitored = [(f"{key}.monitor", monitor) for key, monitor in self._monitors.items()]
+        for path, arguments in self.callback_arguments:
+            monitor = str(arguments.get("monitor"))
+            is_own = remove_split(monitor) in map(_get_name, self.own_metrics)
+            if path.startswith("keras.") and arguments.get("mode", "auto") == "auto" and is_own:
+                monitored.append(("callbacks", monitor))
+        for key, monitor in monitored:
+            if self.find_mode(monitor) is None:
+                raise FieldError(key, f"is {monitor}. {self.explain_mode(monitor)}.")
 
     def _validate_devices(self) -> None:
         """Checks the numbers of a strategy, and the keys that are only for one of them."""

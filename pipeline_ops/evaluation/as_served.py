@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ops.artifacts.dataset import RAW_TEST_PREFIX
-from pipeline_ops.artifacts.results import AsServed, RuleVerdict
+from pipeline_ops.artifacts.results import AsServed, NotFinite, RuleVerdict
 from pipeline_ops.evaluation.inputs import Inputs, find_index, iterate_split
 from pipeline_ops.evaluation.metrics import compare, compute_wilson_interval_95
 from pipeline_ops.served.client import RawRecord, SavedModelClient, read_raw_records
@@ -104,10 +104,14 @@ def compare_classes(
     """
     if tests.reason:
         return AsServed(reason=tests.reason)
-    found, chosen = [], []
+    found, chosen, not_finite = [], [], NotFinite()
     for keys, outputs in answer_files(client, tests):
         chosen += [rows[key] for key in keys]
-        found.append(outputs["classes"])
+        is_finite = np.isfinite(outputs["probabilities"]).all(axis=1)
+        not_finite = not_finite.add(
+            key for key, is_right in zip(keys, is_finite, strict=True) if not is_right
+        )
+        found.append(np.where(is_finite, outputs["classes"], -1))
     labels_M, images_M, files_M = labels[chosen], classes[chosen], np.concatenate(found)
     is_right = files_M == labels_M
     low, high = compute_wilson_interval_95(int(is_right.sum()), len(chosen))
@@ -121,7 +125,8 @@ def compare_classes(
         from_images=float(np.mean(images_M == labels_M)),
         low=low,
         high=high,
-        passed=agreement >= MIN_AGREEMENT and p_value >= _MIN_P_VALUE,
+        passed=agreement >= MIN_AGREEMENT and p_value >= _MIN_P_VALUE and not not_finite.count,
+        not_finite=not_finite,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import AsServed
+from pipeline_ops.artifacts.results import AsServed, NotFinite
 from pipeline_ops.config.evaluate import Evaluate, Slice
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.as_served import compare_classes, find_raw_tests
@@ -155,7 +155,8 @@ def compute_findings(
     evaluations, curves = [], []
     for model, measured in zip(models, measures, strict=True):
         evaluation, model_curves = evaluate_model(labels, model, names)
-        evaluations.append(evaluation.model_copy(update={"measures": measured}))
+        changes = {"measures": measured, "not_finite": model.not_finite}
+        evaluations.append(evaluation.model_copy(update=changes))
         curves.append(model_curves)
     shares = answer_class_shares(labels, len(names), top_k)
     baseline = evaluate_model(labels, shares, names)[0].metrics
@@ -216,6 +217,7 @@ def predict_all(
     values: dict[str, list[str]] = {part.title: [] for part in slices}
     mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
     samples = _TopExamples(NUM_PREDICTIONS, names)
+    not_finite = [NotFinite()] * len(models)
     done = 0
     for batch in batches:
         labels, rows, start = batch.labels, np.arange(len(batch.keys)), done
@@ -224,13 +226,17 @@ def predict_all(
         if done > num_examples:
             break
         outputs, place = [], slice(start, done)
-        for client, model in zip(clients, models, strict=True):
+        for number, (client, model) in enumerate(zip(clients, models, strict=True)):
             probabilities, classes = client.classify(batch)
-            # A diverged network gives non-finite probabilities. The gate judges the result.
-            finite = np.nan_to_num(probabilities, nan=0.0, posinf=1.0, neginf=0.0)
+            is_finite = np.isfinite(probabilities).all(axis=1)
+            not_finite[number] = not_finite[number].add(
+                key for key, is_right in zip(batch.keys, is_finite, strict=True) if not is_right
+            )
+            finite = np.where(is_finite[:, None], probabilities, np.float32(0))
+            classes = np.where(is_finite, classes, find_wrong_classes(labels, len(names)))
             model.scores[:, place] = finite.T
             model.classes[place] = classes
-            model.is_in_top_k[place] = find_in_top_k(finite, labels, top_k)
+            model.is_in_top_k[place] = is_finite & find_in_top_k(finite, labels, top_k)
             model.confidences[place] = np.clip(finite[rows, classes], 0.0, 1.0)
             for name, compute in own_metrics.items():
                 model.own[name][place] = compute(labels, finite)
@@ -253,15 +259,21 @@ def predict_all(
             f"the test shards hold {'more' if done > num_examples else 'fewer'} examples than the "
             f"{num_examples} of the manifest. Run preprocess again."
         )
+    pairs = zip(models, not_finite, strict=True)
     return Predictions(
         all_labels,
-        models,
+        [dataclasses.replace(model, not_finite=found) for model, found in pairs],
         join_slice_values(values, slices),
         mistakes.examples,
         surprises.examples,
         samples.examples,
         rows_by_key,
     )
+
+
+def find_wrong_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns a class other than the label of each example, int64 [N], if there are several."""
+    return (labels + 1) % num_classes
 
 
 def _load_own_metrics(

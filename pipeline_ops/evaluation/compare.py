@@ -24,10 +24,9 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     TrainingFigures,
 )
-from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import describe_changes
-from pipeline_ops.evaluation.metrics import describe_metric, to_recall_points
+from pipeline_ops.evaluation.metrics import describe_metric, get_direction, to_recall_points
 from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
@@ -108,13 +107,14 @@ def build_metric_rows(first: ComparedRun, second: ComparedRun) -> list[dict[str,
     """
     second_model, first_model = second.evaluation.challenger, first.evaluation.challenger
     incomparable = {"top_k_accuracy"} if first.top_k != second.top_k else set()
+    own = first.evaluation.own_modes | second.evaluation.own_modes
     return [
         {
             "name": describe_metric(name, second.top_k)[0],
             "first": first_model.metrics[name],
             "second": value,
             "difference": value - first_model.metrics[name],
-            "direction": -1 if is_lower_better(name) else 1,
+            "direction": get_direction(name, own),
             "first_interval": first_model.intervals.get(name),
             "second_interval": second_model.intervals.get(name),
         }
@@ -196,7 +196,7 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
             for run, style in runs
         ]
         title = name.replace("_", " ").capitalize()
-        y_min = 0.0 if name.endswith("loss") else math.inf
+        y_min = 0.0 if name == "validation_loss" else math.inf
         drawn.append((title, draw_line_chart(f"{title} by epoch", lines, y_min=y_min)))
     curves = [
         Line(run.name, style, to_recall_points(run.curves)) for run, style in runs if run.curves

@@ -22,6 +22,7 @@ from pipeline_ops.artifacts.results import (
     COCO_DETECTIONS,
     AsServed,
     ModelEvaluation,
+    NotFinite,
     choose_num_counted,
 )
 from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
@@ -146,7 +147,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
         found,
         notes=[*found.notes, *notes],
         slices=build_slice_groups([each.matches for each in found.evaluations], slices),
-        as_served=_compare_files(job, inputs, clients[0], scenes, detections[0], num_counted),
+        as_served=_compare_files(job, inputs, clients[0], scenes, found.detections, num_counted),
     )
 
 
@@ -164,7 +165,9 @@ def compute_findings(
     `detections` and `measures` have an entry for each model. Any figure may be missing.
     """
     evaluations, models, thresholds, sizes = [], [], [], []
-    for found, measured in zip(detections, measures, strict=True):
+    keys = [scene.key for scene in scenes]
+    kept = [drop_not_finite(keys, found, NotFinite()) for found in detections]
+    for (found, not_finite), measured in zip(kept, measures, strict=True):
         evaluations.append(evaluate_boxes(scenes, found, size, names, num_counted))
         thresholds.append(recommend_min_score(scenes, found))
         confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
@@ -180,6 +183,7 @@ def compute_findings(
                 classes=classes,
                 confusion=confusion.tolist(),
                 measures=measured,
+                not_finite=not_finite,
             )
         )
     draws = (draw_figures(each.matches, len(scenes)) for each in evaluations)
@@ -189,7 +193,7 @@ def compute_findings(
         evaluations,
         sizes[0],
         scenes,
-        detections[0],
+        kept[0][0],
         thresholds[0],
         read_images,
         num_counted,
@@ -211,11 +215,12 @@ def _compare_files(
         return AsServed(reason=tests.reason)
     job.progress.report("as served", message="sending raw test files to the challenger")
     rows = {scene.key: row for row, scene in enumerate(scenes) if scene.key in tests.keys}
-    chosen, found = list[int](), list[ImageDetections]()
+    chosen, found, not_finite = list[int](), list[ImageDetections](), NotFinite()
     answers, windows = answer_files(client, tests), answer_files(client, tests, DECODE)
     for (keys, outputs), (_, decoded) in zip(answers, windows, strict=True):
         chosen += [rows[key] for key in keys]
-        found += map(_move_into_window, to_image_detections(outputs), decoded["windows"])
+        boxes, not_finite = drop_not_finite(keys, to_image_detections(outputs), not_finite)
+        found += map(_move_into_window, boxes, decoded["windows"])
     size, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
     chosen_scenes = [scenes[row] for row in chosen]
     chosen_detections = [detections[row] for row in chosen]
@@ -241,7 +246,8 @@ def _compare_files(
         from_images=from_images.metrics[_METRIC],
         low=interval[0],
         high=interval[1],
-        passed=agreement >= MIN_BOX_AGREEMENT and bool(is_noise),
+        passed=agreement >= MIN_BOX_AGREEMENT and bool(is_noise) and not not_finite.count,
+        not_finite=not_finite,
     )
 
 
@@ -371,6 +377,24 @@ def to_image_detections(outputs: dict[str, np.ndarray]) -> list[ImageDetections]
             *(outputs[name] for name in DETECTOR_OUTPUTS), strict=True
         )
     ]
+
+
+def drop_not_finite(
+    keys: Sequence[str], detections: Sequence[ImageDetections], found: NotFinite
+) -> tuple[list[ImageDetections], NotFinite]:
+    """Returns the answers without boxes or scores that are not finite, and which images had any.
+
+    What is left out finds no object. `found` are those of other images.
+    """
+    kept = list[ImageDetections]()
+    for key, answer in zip(keys, detections, strict=True):
+        is_finite = np.isfinite(answer.boxes).all(axis=1) & np.isfinite(answer.scores)
+        if not is_finite.all():
+            found = found.add([key])
+            parts = (answer.boxes, answer.classes, answer.scores)
+            answer = ImageDetections(*(part[is_finite] for part in parts))
+        kept.append(answer)
+    return kept, found
 
 
 def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:

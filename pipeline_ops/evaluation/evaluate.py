@@ -28,7 +28,7 @@ from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.as_served import to_verdict
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
 from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
-from pipeline_ops.evaluation.gate import judge
+from pipeline_ops.evaluation.gate import judge, judge_answers
 from pipeline_ops.evaluation.inputs import Inputs, find_leaks, read_inputs, trace_lineage
 from pipeline_ops.evaluation.report import (
     ReportData,
@@ -116,7 +116,7 @@ def _judge(
     if drift is not None:
         largest_drift = max((distance["jensen_shannon"] for distance in drift), default=0.0)
     rules = judge(config.gate, whole, slices, largest_drift, inputs.no_champion_reason, serving)
-    rules += to_verdict(found.as_served)
+    rules += [*judge_answers(whole), *to_verdict(found.as_served)]
     return EvaluationFigures(
         num_examples=whole.num_examples,
         challenger=whole.challenger,
@@ -129,6 +129,7 @@ def _judge(
         drift=largest_drift,
         serving=serving,
         baseline=dict(whole.baseline),
+        own_modes=config.own_modes,
         as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
     )

@@ -11,6 +11,7 @@ test split is too small for a decision, and `within_noise` decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from pipeline_ops.artifacts.features import LABELS
 from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
-from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule, is_lower_better
+from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.metrics import Group
@@ -84,6 +85,26 @@ def judge(
         for rule in rules
         for subject in _select_subjects(rule, whole, slices, drift, serving)
         for verdict in _judge_subject(rule, subject, no_champion_reason)
+    ]
+
+
+def judge_answers(whole: Group) -> list[RuleVerdict]:
+    """Returns a verdict on each model with answers that are not finite. No rule allows them in a
+    challenger. Those of a champion are only stated.
+    """
+    models = ("challenger", whole.challenger), ("champion", whole.champion)
+    cure = ". Make the model return numbers for every image, or take these out of the data set"
+    return [
+        RuleVerdict(
+            metric="finite_answers",
+            passed=name == "champion",
+            text=f"the answers of the {name} to {model.not_finite.describe(whole.num_examples)} "
+            f"and count as wrong{cure * (name == 'challenger')}",
+            subject=name,
+            value=float(model.not_finite.count),
+        )
+        for name, model in models
+        if model and model.not_finite.count
     ]
 
 
@@ -173,6 +194,9 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
     elif value is None:
         text = f"is undefined on these test examples{_explain_undefined(rule.name)}"
         yield subject.build_verdict(False, text)
+    elif not math.isfinite(value):
+        text = f"is not finite ({value}), which counts as the worst value"
+        yield subject.build_verdict(False, text)
     else:
         for limit, sign, held, broken in (
             (rule.at_least, 1, "at least", "below"),
@@ -239,12 +263,16 @@ def _judge_margin(
         text, _ = _format_distinct(rule.metric, value, value)
         text = f"{text} is not compared: {no_champion_reason}"
         return subject.build_verdict(True, text, bound=margin)
+    if not math.isfinite(subject.champion):
+        text, _ = _format_distinct(rule.metric, value, value)
+        text = f"{text} is better than the champion's, which is not finite ({subject.champion})"
+        return subject.build_verdict(True, text, bound=margin)
     shown, champion = _format_distinct(rule.metric, value, subject.champion)
     if rule.confidence is not None and subject.differences is not None:
         # Each end of the interval holds at the rule's confidence by itself.
         quantiles = [1 - rule.confidence, rule.confidence]
         low, high = np.quantile(subject.differences, quantiles).tolist()
-        least, most = (-high, -low) if is_lower_better(rule.metric) else (low, high)
+        least, most = (-high, -low) if rule.better == "min" else (low, high)
         is_within_noise = least <= threshold < most
         if is_within_noise:
             passed = rule.within_noise == "passes"
@@ -269,7 +297,7 @@ def _judge_margin(
     if abs(difference) > _TOLERANCE:
         side = "above" if difference > 0 else "below"
         comparison = f"is {size} {side} the champion's {champion}"
-    gain = -difference if is_lower_better(rule.metric) else difference
+    gain = -difference if rule.better == "min" else difference
     text = f"{shown} {comparison} ({terms.format(allowed)})"
     return subject.build_verdict(gain > threshold, text, bound=margin)
 

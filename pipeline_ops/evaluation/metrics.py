@@ -20,8 +20,10 @@ from pipeline_ops.artifacts.results import (
     CalibrationBin,
     ClassFigures,
     ModelEvaluation,
+    NotFinite,
     SliceFigures,
 )
+from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.evaluation.slices import iterate_values
 
 NUM_SAMPLES, SEED = 1000, 1
@@ -58,7 +60,8 @@ class ModelPredictions:
     `classes`: int64 [N]. `is_in_top_k`: bool [N], whether the label is among the k most probable
     classes. `confidences`: float [N], the probability of the answer. `scores`: float [C, N], the
     probabilities, by class because each class is evaluated by itself. `own`: float [N] for each
-    metric of the user's own, by name.
+    metric of the user's own, by name. `not_finite`: the examples whose probabilities are not
+    finite. They have the probabilities 0, and a wrong class.
     """
 
     classes: np.ndarray
@@ -66,6 +69,7 @@ class ModelPredictions:
     confidences: np.ndarray
     scores: np.ndarray
     own: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    not_finite: NotFinite = NotFinite()
 
     def select(self, indexes: np.ndarray) -> ModelPredictions:
         """Returns the answers to some of the examples, without their scores."""
@@ -82,6 +86,15 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
     """Returns the name and the meaning of a metric."""
     name, meaning = METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
     return name.format(k=top_k), meaning.format(k=top_k)
+
+
+def get_direction(metric: str, own: Mapping[str, Mode]) -> int:
+    """Returns 1 if a metric is better when it is higher, -1 if lower, and 0 if nobody says it.
+
+    `own` has the better directions of the author's own metrics, by name.
+    """
+    mode = find_mode(metric, own)
+    return 0 if mode is None else 1 if mode == "max" else -1
 
 
 def to_recall_points(curves: Mapping[str, Any]) -> list[tuple[float, float]]:

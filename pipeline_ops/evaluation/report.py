@@ -35,7 +35,7 @@ from pipeline_ops.artifacts.results import (
     TrainingFigures,
     compare_with_baseline,
 )
-from pipeline_ops.config.evaluate import is_lower_better
+from pipeline_ops.config.evaluate import find_mode, rank_figure
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,
@@ -49,6 +49,7 @@ from pipeline_ops.evaluation.metrics import (
     NUM_SAMPLES,
     Curves,
     describe_metric,
+    get_direction,
     to_recall_points,
 )
 from pipeline_ops.evaluation.skew import ServingComparison
@@ -224,16 +225,16 @@ def _describe_classifier(
             name: describe_metric(name, top_k)
             for name in dict.fromkeys((*METRIC_NAMES, *figures.challenger.metrics))
         },
-        "is_lower_better": is_lower_better,
+        "get_direction": functools.partial(get_direction, own=figures.own_modes),
         # The others have no common scale.
-        "metrics_on_scale": [name for name in METRIC_NAMES if not is_lower_better(name)],
+        "metrics_on_scale": [name for name in METRIC_NAMES if find_mode(name) == "max"],
         "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
             for model in models
             for name, value in model.metrics.items()
-            if name in METRIC_NAMES and not is_lower_better(name)
+            if name in METRIC_NAMES and find_mode(name) == "max"
         ),
         "slice_scale_start": _find_scale_start(
             value
@@ -291,7 +292,8 @@ def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> 
     if not history or "validation_loss" not in history[0].metrics:
         return ""
     losses = [epoch.metrics["validation_loss"] for epoch in history]
-    lowest, last = min(range(len(losses)), key=losses.__getitem__), len(losses) - 1
+    ranks = [rank_figure(loss, "min") for loss in losses]
+    lowest, last = max(range(len(losses)), key=ranks.__getitem__), len(losses) - 1
     limit = _OVERFITTED * losses[lowest]
     train_losses = [history[epoch].metrics["loss"] for epoch in (lowest, last)]
     if not (losses[last] > limit and train_losses[1] < train_losses[0]):

@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
+
+from pipeline_ops.storage.parsing import JsonModel
 
 AGENT_MODULE = "pipeline_ops.launch.agent"
 FORK_SERVER_MODULE = "pipeline_ops.training.fork_server"
@@ -34,7 +36,7 @@ Role = Literal["chief", "worker", "ps"]
 Isolation = Literal["never", "where possible", "always"]
 
 
-class Message(BaseModel):
+class Message(JsonModel):
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
 

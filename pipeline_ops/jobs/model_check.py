@@ -29,6 +29,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import format_json, read_json
+from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import digest_user_code
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class PlannedTraining(BaseModel):
     """The training that a data set is made for."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     config_file: str
     train: dict[str, Any]
@@ -107,7 +108,7 @@ _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 class ModelCheckRequest(BaseModel):
     """The input of the process that builds the model."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     config_file: str
     train: dict[str, Any]
@@ -126,7 +127,7 @@ class StageTrial(BaseModel):
     `boxes_before` and `boxes_after`, float [B, 4], in fractions of the image and of `after_0`.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     name: str
     parameters: dict[str, Any] = {}
@@ -163,7 +164,7 @@ def validate_training(
     MachineError if the process was killed or took too long.
     """
     own = Train.model_validate(training.train)
-    added = [path for path in training.gate_metrics if path not in own.metrics]
+    added = [path for path in training.gate_metrics if path not in own.own_metrics]
     train = own.model_copy(update={"metrics": own.metrics + added})
     validate_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):
@@ -286,7 +287,7 @@ def _make_located_error(training: PlannedTraining, fault: str) -> ConfigError:
 _STEPS_MODULE = "pipeline_ops.training.step_times"
 
 
-class StepTimes(BaseModel):
+class StepTimes(JsonModel):
     """The times of a training on this machine, in seconds."""
 
     model_config = ConfigDict(frozen=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pipeline_ops.artifacts.results import GpuUsage, StepShares
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.local_files import UnsafePath, translate_write_errors
-from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.parsing import JsonModel, parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 
 _MAX_LINE_BYTES = 1 << 18
@@ -34,13 +34,13 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class ProgressEvent(BaseModel):
+class ProgressEvent(JsonModel):
     """One event of a job. `rate` is in units a second. `metrics` are the newest by name.
 
     `epoch` is the number of completed epochs in the event that ends one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     time: Annotated[float, Field(ge=0, le=_MAX_TIME)]
     phase: str = Field(max_length=100)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
@@ -26,13 +26,14 @@ from pipeline_ops.jobs.places.local import clean_job, end_job, read_identity, st
 from pipeline_ops.jobs.places.place import INIT_MODULE, read_tail
 from pipeline_ops.jobs.workspace import find_jobs_folder, make_local_folder
 from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding, check_host
 
 _OUTPUT = "init.log"
 
 
-class HostRequest(BaseModel):
+class HostRequest(JsonModel):
     """The input of each command."""
 
     model_config = ConfigDict(frozen=True)
@@ -45,7 +46,7 @@ class HostRequest(BaseModel):
     packages: list[str] = []
 
 
-class HostResponse(BaseModel):
+class HostResponse(JsonModel):
     """The output of each command. With an `error`, the rest has no meaning."""
 
     model_config = ConfigDict(frozen=True)

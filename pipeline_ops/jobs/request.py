@@ -17,6 +17,7 @@ from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.artifacts.serving_statistics import ServingStatistics
+from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.storage.checksums import compute_digest
@@ -40,6 +41,12 @@ class PlannedTrial(BaseModel):
     number: int
     monitor: str
     min_epochs: int
+    mode: Mode | None = None
+    """The better direction of the figure. Null is that of a built-in one."""
+
+    @property
+    def better(self) -> Mode:
+        return self.mode or find_mode(self.monitor) or "max"
 
 
 class Request(BaseModel):

@@ -28,7 +28,6 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from pipeline_ops.artifacts.layout import lock_file, work_folder
-from pipeline_ops.config.evaluate import is_lower_better
 from pipeline_ops.config.search import Search
 from pipeline_ops.errors import DataError, Pruned
 from pipeline_ops.jobs.progress import ProgressEvent
@@ -82,7 +81,7 @@ def create_study(
     with hold_lease(lock_file(artifact), "the journal of a search", _CREATE_SECONDS):
         storage = _open_storage(artifact)
         if not storage.get_all_studies():
-            is_lower = is_lower_better(planned.monitor)
+            is_lower = planned.better == "min"
             direction = StudyDirection.MINIMIZE if is_lower else StudyDirection.MAXIMIZE
             optuna.create_study(storage=storage, study_name=_STUDY, direction=direction)
         study, distributions = _load_study(storage, planned), _make_distributions(search)
@@ -125,10 +124,15 @@ def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float)
     known = study.trials[planned.number].intermediate_values
     for epoch, figure in enumerate(figures, 1):
         if epoch not in known:
-            trial.report(figure, epoch)
+            trial.report(_replace_non_finite(figure), epoch)
             trial.should_prune()  # enters the figure that later trials are compared with
-    state = TrialState.FAIL if math.isnan(final) else TrialState.COMPLETE
-    study.tell(planned.number, None if math.isnan(final) else final, state)
+    state = TrialState.COMPLETE if math.isfinite(final) else TrialState.FAIL
+    study.tell(planned.number, final if math.isfinite(final) else None, state)
+
+
+def _replace_non_finite(figure: float) -> float:
+    """Returns the figure, and NaN for one that is not finite, which Optuna takes for the worst."""
+    return figure if math.isfinite(figure) else math.nan
 
 
 class TrialReport:
@@ -164,7 +168,7 @@ class TrialReport:
         # Another run may have finished it, and a restarted gang repeats an epoch.
         if found.state.is_finished() or epoch in found.intermediate_values:
             return
-        self._trial.report(figure, epoch)
+        self._trial.report(_replace_non_finite(figure), epoch)
         if epoch < self._last_epoch and self._trial.should_prune():
             self._study.tell(number, state=TrialState.PRUNED)
             check_pruned(self._planned)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
-from pipeline_ops.models.task import BatchSums
+from pipeline_ops.models.task import BatchSums, count_false
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns
@@ -89,13 +89,20 @@ class Classification:
             *(compute_per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
         ]
         sums = tf.stack([tf.reduce_sum(values) for values in metrics])
-        if not training and self._figures:
-            sums = tf.concat([sums, self._count(logits, labels)], axis=0)
+        if not training:
+            counts = [self._count(logits, labels)] if self._figures else []
+            unusable = count_false(self.are_answers_finite(logits))
+            sums = tf.concat([sums, *counts, unusable], axis=0)
         return BatchSums(
             tf.reduce_sum(self._compute_losses(logits, labels, training)),
             sums,
             tf.cast(tf.size(labels), tf.float32),
         )
+
+    def are_answers_finite(self, outputs: tf.Tensor) -> tf.Tensor:
+        # The answers are probabilities. A logit of -inf gives the probability 0.
+        probabilities = tf.nn.softmax(tf.cast(outputs, tf.float32))
+        return tf.reduce_all(tf.math.is_finite(probabilities), axis=-1)
 
     def _count(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns float32 [num_counts]: the right answers, the answers and the examples of each

@@ -26,7 +26,7 @@ from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, E
 from pipeline_ops.artifacts.results import COCO_DETECTIONS, MIN_SCORE, choose_num_counted
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
-from pipeline_ops.models.task import BatchSums
+from pipeline_ops.models.task import BatchSums, count_false
 
 _SAME_OBJECT_IOU = 0.5
 _NUM_RANGES = 200
@@ -230,8 +230,19 @@ class Detection:
                 )
                 for name in self._figures
             ]
-            metrics = tf.concat([metrics, *(tf.reshape(each, [-1]) for each in counts)], axis=0)
+            counts = [tf.reshape(each, [-1]) for each in counts]
+            unusable = count_false(self.are_answers_finite(outputs))
+            metrics = tf.concat([metrics, *counts, unusable], axis=0)
         return BatchSums(sums[0], metrics, sums[-1])
+
+    def are_answers_finite(self, outputs: Any) -> tf.Tensor:
+        # Of the outputs, because the suppression of overlapping boxes drops NaN.
+        leaves = tf.nest.flatten(outputs)
+        finite = [
+            tf.reduce_all(tf.math.is_finite(leaf), axis=list(range(1, leaf.shape.rank)))
+            for leaf in leaves
+        ]
+        return tf.reduce_all(tf.stack(finite), axis=0)
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
         parts = zip(self._figures, np.split(counts, self._ends[:-1]), strict=True)

@@ -22,7 +22,8 @@ class BatchSums(NamedTuple):
     Attributes:
       loss: float32 [], the sum of the losses.
       metrics: float32 [M], the sum of each metric, in the order of `Task.metrics`. The sums of an
-        evaluation end with the `num_counts` counts of the task.
+        evaluation end with the `num_counts` counts of the task, and with the number of examples
+        whose answer is not finite.
       count: float32 [], the number of examples, or of the other items of which a mean is taken.
     """
 
@@ -32,7 +33,7 @@ class BatchSums(NamedTuple):
 
 
 def zero_sums(task: Task, training: bool) -> BatchSums:
-    num_counts = 0 if training else task.num_counts
+    num_counts = 0 if training else task.num_counts + 1
     return BatchSums(tf.zeros([]), tf.zeros([len(task.metrics) + num_counts]), tf.zeros([]))
 
 
@@ -74,6 +75,10 @@ class Task(Protocol):
         """
         ...
 
+    def are_answers_finite(self, outputs: Any) -> tf.Tensor:
+        """Returns bool [b], whether the answer of the model to each example is made of numbers."""
+        ...
+
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
         """Returns further figures of an evaluation, from the totals of its counts."""
         ...
@@ -87,5 +92,29 @@ def compute_means(task: Task, sums: BatchSums) -> dict[str, float]:
 
 def compute_figures(task: Task, sums: BatchSums) -> dict[str, float]:
     """Returns the means of an evaluation, and its figures that are not means."""
-    counts = np.asarray(sums.metrics[len(task.metrics) :])
+    counts = np.asarray(sums.metrics[len(task.metrics) : -1])
     return compute_means(task, sums) | task.compute_from_counts(counts)
+
+
+def count_answers_not_finite(task: Task, sums: BatchSums) -> int:
+    """Returns the number of examples of an evaluation whose answer is not finite."""
+    return int(sum(sums.metrics[len(task.metrics) :][-1:]))
+
+
+def judge_examples(task: Task, outputs: Any, labels: Any) -> tf.Tensor:
+    """Returns bool [b, 2]: whether the answer to each example is finite, and whether its loss and
+    its metrics are.
+    """
+
+    def judge(example: Any) -> tf.Tensor:
+        one = tf.nest.map_structure(lambda value: value[None], example)
+        sums = task.compute_batch_sums(one[0], one[1], training=False)
+        return tf.reduce_all(tf.math.is_finite(tf.concat([sums.loss[None], sums.metrics], 0)))
+
+    figures = tf.map_fn(judge, (outputs, labels), fn_output_signature=tf.bool)
+    return tf.stack([task.are_answers_finite(outputs), figures], axis=1)
+
+
+def count_false(values: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [1], the number of false values."""
+    return tf.reduce_sum(1.0 - tf.cast(values, tf.float32))[None]

@@ -193,7 +193,7 @@ class ChooseOperator(BaseOperator):
             )
         monitor = get_monitor(run.config)
         results = [_collect_result(run, trial, monitor) for trial in plan_trials(run.config)]
-        found = choose_best_trial(results, monitor)
+        found = choose_best_trial(results, monitor, run.config.train.find_mode(monitor))
         if found is None:
             message = "no trial was finished:\n" + "\n".join(
                 f"{result.trial.name} ({result.trial}): {result.message}" for result in results

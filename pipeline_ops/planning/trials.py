@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.layout import Layout, format_trial_name
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
-from pipeline_ops.config.evaluate import is_lower_better
+from pipeline_ops.config.evaluate import Mode, find_mode, rank_figure
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Search
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.storage.store_path import StorePath
 
 
-class Trial(BaseModel):
+class Trial(JsonModel):
     """One combination of parameters, by dotted key."""
 
     model_config = ConfigDict(frozen=True)
@@ -43,7 +43,7 @@ class Trial(BaseModel):
         )
 
 
-class TrialResult(BaseModel):
+class TrialResult(JsonModel):
     """The figure of a finished trial, or the message of a pruned or failed one."""
 
     model_config = ConfigDict(frozen=True)
@@ -55,14 +55,16 @@ class TrialResult(BaseModel):
     is_pruned: bool = False
 
 
-class SearchResult(BaseModel):
+class SearchResult(JsonModel):
     """All trials of a run, in order, and the number of the best one."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True)
 
     monitor: str
     results: list[TrialResult]
     best: int
+    mode: Mode | None = None
+    """The better direction of the monitored figure. Null is that of a built-in one."""
 
     @property
     def winner(self) -> TrialResult:
@@ -71,7 +73,7 @@ class SearchResult(BaseModel):
     def format_table(self) -> list[str]:
         """Formats the results as lines for display, the best first."""
         lines = []
-        for result in _rank(self.results, self.monitor):
+        for result in _rank(self.results, self.monitor, self.mode):
             trial, text = result.trial, (result.message.strip().splitlines() or ["no message"])[0]
             if result.figure is not None:
                 figure = f"{self.monitor} {result.figure:.4f}"
@@ -133,6 +135,7 @@ def plan_pruning(
         number=number,
         monitor=get_monitor(config),
         min_epochs=search.min_epochs,
+        mode=config.train.find_mode(get_monitor(config)),
     )
 
 
@@ -163,29 +166,37 @@ def get_monitor(config: PipelineConfig) -> str:
 
 
 def read_trial_result(trial: Trial, manifest: StorePath, monitor: str) -> TrialResult:
-    """Reads the figure of the epoch whose weights became the model. NaN counts as a failure."""
+    """Reads the figure of the epoch whose weights became the model.
+
+    One that is not finite counts as a failure.
+    """
     figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
     figure = figures.history[figures.best_epoch].metrics[monitor]
-    if math.isnan(figure):
-        return TrialResult(trial=trial, message=f"its {monitor} is not a number")
+    if not math.isfinite(figure):
+        return TrialResult(trial=trial, message=f"its {monitor} is not finite ({figure})")
     return TrialResult(trial=trial, manifest=str(manifest), figure=figure)
 
 
-def choose_best_trial(results: Sequence[TrialResult], monitor: str) -> SearchResult | None:
-    """Chooses the best trial, and of equal ones the first. None if none was finished."""
-    best = _rank(results, monitor)[0]
+def choose_best_trial(
+    results: Sequence[TrialResult], monitor: str, mode: Mode | None = None
+) -> SearchResult | None:
+    """Chooses the best trial, and of equal ones the first. None if none was finished.
+
+    `mode` is the better direction of the figure, None that of a built-in one.
+    """
+    best = _rank(results, monitor, mode)[0]
     if best.figure is None:
         return None
-    return SearchResult(monitor=monitor, results=list(results), best=best.trial.number)
+    return SearchResult(monitor=monitor, results=list(results), best=best.trial.number, mode=mode)
 
 
-def _rank(results: Sequence[TrialResult], monitor: str) -> list[TrialResult]:
+def _rank(results: Sequence[TrialResult], monitor: str, mode: Mode | None) -> list[TrialResult]:
     """Sorts the results: the best first, then the pruned ones, and the failed ones last."""
-    sign = 1 if is_lower_better(monitor) else -1
+    better = mode or find_mode(monitor) or "max"
     return sorted(
         results,
         key=lambda result: (
-            math.inf if result.figure is None else sign * result.figure,
+            math.inf if result.figure is None else -rank_figure(result.figure, better),
             not result.is_pruned,
             result.trial.number,
         ),

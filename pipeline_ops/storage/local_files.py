@@ -291,15 +291,16 @@ def format_json(value: Any) -> bytes:
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n".encode(errors="replace")
 
 
-def _replace_non_finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
+    """Returns a JSON value with a text for each float that is not finite."""
     if isinstance(value, dict):
-        return {key: _replace_non_finite(inner) for key, inner in value.items()}
+        return {key: replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
+        return [replace_non_finite(inner) for inner in value]
     return _NON_FINITE.get(float.__repr__(value), value) if isinstance(value, float) else value
 
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, StorePath
@@ -19,6 +19,16 @@ from pipeline_ops.storage.store_path import MAX_RECORD_BYTES, StorePath
 _MAX_PROBLEMS = 3
 Model = TypeVar("Model")
 _make_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
+
+
+class JsonModel(BaseModel):
+    """Base of the values that are written as JSON and read again.
+
+    A float that is not finite is written as the text "NaN", "Infinity" or "-Infinity", which a
+    field of the type float reads back. Pydantic's default is null, which it refuses to read.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
 def parse_json_as(model: type[Model], content: bytes | str, source: object) -> Model:

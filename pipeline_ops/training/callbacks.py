@@ -29,7 +29,7 @@ from keras import callbacks as kinds
 from keras.callbacks import Callback
 
 from pipeline_ops.artifacts.results import Epoch
-from pipeline_ops.config.evaluate import is_lower_better
+from pipeline_ops.config.evaluate import rank_figure
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
@@ -60,41 +60,43 @@ def end_epoch(config: Train, state: TrainingState, epoch: Epoch) -> None:
     """Appends the epoch to the history and runs every callback of the config."""
     state.history.append(epoch)
     monitor, plateau, stop = config.best_monitor, config.reduce_learning_rate, config.early_stopping
-    best = max(state.history, key=lambda each: _rate(each, monitor)) if monitor else epoch
+    best = max(state.history, key=lambda each: _rate(config, each, monitor)) if monitor else epoch
     state.best_epoch = best.epoch
     if plateau is not None:
-        waited = _update_patience(state, "reduce_learning_rate", epoch, plateau.monitor)
+        waited = _update_patience(
+            state, "reduce_learning_rate", _rank(config, epoch, plateau.monitor)
+        )
         if waited >= plateau.patience_epochs:
             rate = state.learning_rate * plateau.factor
             state.learning_rate = max(rate, plateau.min_learning_rate)
             state.patience["reduce_learning_rate"] = 0
     if stop is not None:
-        waited = _update_patience(state, "early_stopping", epoch, stop.monitor, stop.min_delta)
+        waited = _update_patience(
+            state, "early_stopping", _rank(config, epoch, stop.monitor), stop.min_delta
+        )
         state.stopped_early |= waited >= stop.patience_epochs
 
 
-def _rate(epoch: Epoch, monitor: str) -> tuple[float, float]:
-    """A key that is larger for a better epoch. Of equal figures, the loss decides."""
-    return _get_signed(epoch, monitor), _get_signed(epoch, "validation_loss")
+def _rate(config: Train, epoch: Epoch, monitor: str) -> tuple[float, float]:
+    """Returns a key that is larger for a better epoch. Of equal figures, the loss decides."""
+    return _rank(config, epoch, monitor), _rank(config, epoch, "validation_loss")
 
 
-def _get_signed(epoch: Epoch, monitor: str) -> float:
-    """The figure, negative for a loss or an error, so that higher is better."""
-    value = epoch.metrics[monitor]
-    return -value if is_lower_better(monitor) else value
+def _rank(config: Train, epoch: Epoch, monitor: str) -> float:
+    """Returns a number that is larger for a better figure, for one that is not finite -inf."""
+    return rank_figure(epoch.metrics[monitor], config.find_mode(monitor) or "max")
 
 
 def _update_patience(
-    state: TrainingState, callback: str, epoch: Epoch, monitor: str, min_delta: float = 0.0
+    state: TrainingState, callback: str, rank: float, min_delta: float = 0.0
 ) -> int:
-    """Returns the number of epochs since the monitored metric beat the callback's best.
+    """Returns the number of epochs since the monitored figure beat the callback's best.
 
-    An equal value is no improvement.
+    An equal value is no improvement. `rank` is that of the figure of the epoch.
     """
-    signed = _get_signed(epoch, monitor)
-    is_better = callback not in state.best or signed > state.best[callback] + min_delta
+    is_better = callback not in state.best or rank > state.best[callback] + min_delta
     if is_better:
-        state.best[callback] = signed
+        state.best[callback] = rank
     state.patience[callback] = 0 if is_better else state.patience.get(callback, 0) + 1
     return state.patience[callback]
 
@@ -418,7 +420,16 @@ def _validate(callback: Callback, where: str, config: Train) -> None:
                 "train.best_checkpoint.monitor names it: validation_macro_recall"
             )
         if callback.mode == "auto":  # which Keras derives from compiled metrics
-            callback.mode = "min" if is_lower_better(callback.monitor) else "max"
+            mode = config.find_mode(callback.monitor)
+            if mode is None:
+                raise ConfigError(
+                    f"{where} monitors {callback.monitor}. "
+                    f"{config.explain_mode(callback.monitor)}, or give the callback its mode."
+                )
+            callback.mode = mode
+        # Where the first figure is NaN, Keras compares with it for ever. It takes inf for the best.
+        compare = callback._is_improvement
+        callback._is_improvement = lambda value, best: math.isfinite(value) and compare(value, best)
 
 
 def to_logs(metrics: Mapping[str, float]) -> dict[str, float]:

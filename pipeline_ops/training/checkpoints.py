@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.storage.checksums import Checksums, compute_checksums
 from pipeline_ops.storage.local_files import link_file, open_new_below, remove_own_folder
-from pipeline_ops.storage.parsing import parse_json_as
+from pipeline_ops.storage.parsing import JsonModel, parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock
 
@@ -70,7 +70,7 @@ A message has at most 128 bytes, without blanks at its end.
 """
 
 
-class DivergedStep(BaseModel):
+class DivergedStep(JsonModel):
     """A step that diverged. `loss` is text, because JSON has no NaN."""
 
     step: int
@@ -86,10 +86,8 @@ class EpochSums(NamedTuple):
     count: Any = 0.0
 
 
-class TrainingState(BaseModel):
+class TrainingState(JsonModel):
     """The state of the loop besides weights and optimizer. It is the same on every worker."""
-
-    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     step: int = 0
     epoch_sums: EpochSums = EpochSums()
@@ -133,7 +131,7 @@ class CheckpointId(NamedTuple):
         return f"checkpoint-{token}{self.step:09d}"
 
 
-class CheckpointManifest(BaseModel):
+class CheckpointManifest(JsonModel):
     """A checkpoint in the store: its files, by their names on a host."""
 
     files: dict[_FileName, Checksums]

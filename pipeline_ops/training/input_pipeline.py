@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import list_shards
+from pipeline_ops.artifacts.dataset import KEY, list_shards
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
@@ -19,6 +19,7 @@ from pipeline_ops.input.reading import (
     open_encoded_source,
     open_example_source,
     open_split,
+    read_batches,
     read_step_examples,
     repeat_rare_classes,
     slice_batch,
@@ -82,7 +83,9 @@ class InputPipeline:
         )
         self.validation = open_split(dataset, "validation", for_validation)
         # Its parts get smaller with those of training, where a device has little memory.
-        size = max(1, task.evaluation_batch_size // config.micro_batches)
+        size = self.validation_batch_size = max(
+            1, task.evaluation_batch_size // config.micro_batches
+        )
         index, workers = shard
         num_own = len(range(index, self.validation.num_examples, workers))
         self.num_validation_batches = math.ceil(num_own / size)
@@ -117,6 +120,23 @@ class InputPipeline:
             self._augmentation,
             self._config.input.window,
         )
+
+    def read_validation_keys(self, numbers: Sequence[int]) -> list[str]:
+        """Returns the keys of examples of the validation split, by their ascending numbers.
+
+        The number of the i-th example of `validation_batches` is i times the number of readers
+        plus the index of this one.
+        """
+        wanted, keys, start = list(numbers), list[str](), 0
+        features = {KEY: tf.io.FixedLenFeature([], tf.string)}
+        for records in read_batches(self.validation, self.validation_batch_size):
+            own = [number - start for number in wanted if start <= number < start + len(records)]
+            parsed = tf.io.parse_example(tf.gather(records, own), features) if own else {KEY: []}
+            keys += [key.numpy().decode("utf-8", "backslashreplace") for key in parsed[KEY]]
+            start += len(records)
+            if len(keys) == len(wanted):
+                break
+        return keys
 
     def compute_epoch_end(self, epoch: int) -> int:
         """Returns the step before which the last example of an epoch, or of all, has been used."""

@@ -38,7 +38,7 @@ from pipeline_ops.input.framework_internals import (
     list_assigned,
     list_layers,
 )
-from pipeline_ops.models.task import BatchSums, Task, add_sums, zero_sums
+from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
@@ -201,6 +201,13 @@ class Loop(abc.ABC):
         """Adds up the sums of the best weights over the batches of all workers."""
 
     @abc.abstractmethod
+    def judge(self, batches: Iterable[Any]) -> np.ndarray:
+        """Returns which examples of this worker's batches have finite answers and figures.
+
+        bool [N, 2], with the best weights (`judge_examples`). Workers exchange nothing in it.
+        """
+
+    @abc.abstractmethod
     def _read(self, variable: Any) -> Any:
         """Returns an array or a tensor, not copied if the variable is whole."""
 
@@ -211,6 +218,10 @@ class Loop(abc.ABC):
         return self._task.compute_batch_sums(
             self.model(cast_to_float(features), training=False), labels, training=False
         )
+
+    def _compute_verdicts(self, features: Any, labels: Any) -> tf.Tensor:
+        outputs = self.model(cast_to_float(features), training=False)
+        return judge_examples(self._task, outputs, labels)
 
     def _accumulate(self, differentiate: Differentiate, features: Any, labels: Any) -> PartResult:
         """Applies `differentiate` part by part, so that each part reuses the memory of the last."""
@@ -274,6 +285,11 @@ def describe_call(error: Exception) -> str:
     if found := _CALL.search(str(error)):
         return f"{found[1]}: {found[2]}"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def join_verdicts(parts: Iterable[tf.Tensor]) -> np.ndarray:
+    """Returns the verdicts on the examples of all batches, bool [N, 2]."""
+    return np.concatenate([np.empty((0, 2), bool), *map(np.asarray, parts)])
 
 
 def cast_to_float(features: Any) -> Any:
@@ -559,15 +575,32 @@ class SynchronousLoop(Loop):
 
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Workers may have different numbers of batches, so they exchange only the final sums.
+        sums = zero_sums(self._task, training=False)
+        with self._use_best_weights():
+            for features, labels in batches:
+                sums = add_sums(sums, self._evaluate_batch(features, labels))
+        return to_arrays(self._sum_over_workers(sums))
+
+    def judge(self, batches: Iterable[Any]) -> np.ndarray:
+        with self._use_best_weights():
+            return join_verdicts(self._judge_batch(*batch) for batch in batches)
+
+    @contextlib.contextmanager
+    def _use_best_weights(self) -> Iterator[None]:
         raw = self.get_weights() if self._config.optimizer.average_weights else None
         if raw:
             self.assign(self.get_best_weights())
-        sums = zero_sums(self._task, training=False)
-        for features, labels in batches:
-            sums = add_sums(sums, self._evaluate_batch(features, labels))
+        yield
         if raw:
             self.assign(raw)
-        return to_arrays(self._sum_over_workers(sums))
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _judge_batch(self, features: Any, labels: Any) -> tf.Tensor:
+        def judge(features: Any, labels: Any) -> tf.Tensor:
+            return self._compute_verdicts(*self._slice_for_replica(features, labels))
+
+        replicas = self._strategy.run(judge, args=(features, labels))
+        return tf.concat(self._strategy.experimental_local_results(replicas), axis=0)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _evaluate_batch(self, features: Any, labels: Any) -> BatchSums:

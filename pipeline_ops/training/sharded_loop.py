@@ -35,6 +35,7 @@ from pipeline_ops.training.loop import (
     are_finite,
     cast_to_float,
     describe_call,
+    join_verdicts,
     make_change,
     refuse_assigned,
     to_arrays,
@@ -124,6 +125,15 @@ class ShardedLoop(Loop):
     @abc.abstractmethod
     def _create(self, value: Any, path: str = "") -> VariableShards:
         """Creates the shards of the variable with the given path in the model."""
+
+    def judge(self, batches: Iterable[Any]) -> np.ndarray:
+        """Judges on the device of the model, with its own copy of the weights."""
+        self.model.set_weights(self.get_best_weights())
+        return join_verdicts(self._judge_batch(*batch) for batch in batches)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _judge_batch(self, features: Any, labels: Any) -> tf.Tensor:
+        return self._compute_verdicts(features, labels)
 
     @abc.abstractmethod
     def _create_zeros(self, shard: tf.Variable) -> tf.Variable:

@@ -33,7 +33,13 @@ from pipeline_ops.jobs.gang_protocol import (
     WorkerSpec,
 )
 from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.models.task import BatchSums, Task, compute_figures, compute_means
+from pipeline_ops.models.task import (
+    BatchSums,
+    Task,
+    compute_figures,
+    compute_means,
+    count_answers_not_finite,
+)
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, to_logs
 from pipeline_ops.training.checkpoints import (
@@ -41,6 +47,7 @@ from pipeline_ops.training.checkpoints import (
     Checkpoints,
     DivergedStep,
     EpochSums,
+    Gather,
     Restored,
     TrainingState,
 )
@@ -54,6 +61,9 @@ from pipeline_ops.training.usage import GpuMonitor, TimeSums
 
 _REPORT_SECONDS, _VALIDATION_REPORT_SECONDS = 0.25, 1.0
 _SAVING = "saving"
+_NOT_FINITE = "is not a finite number"
+_MAX_NAMED = 5
+"""The number of examples that a message names."""
 _DIVERGENCE_FACTOR = 0.5
 """The factor of `lower_learning_rate`."""
 
@@ -87,6 +97,7 @@ class Trainer:
     stop: StopSignal
     progress: ProgressWriter
     gpu_monitor: GpuMonitor
+    gather: Gather = lambda message: [message]
     times: TimeSums = dataclasses.field(default_factory=TimeSums, init=False)
     state: TrainingState = dataclasses.field(init=False)
     _best: Arrays = dataclasses.field(init=False)
@@ -322,7 +333,11 @@ class Trainer:
         """Computes the figures of the epoch that ends, and adds them to the history."""
         state = self.state
         self._call_hook("on_test_begin")
-        validated = compute_figures(self.task, self.loop.evaluate(self._iterate_validation()))
+        sums = self.loop.evaluate(self._iterate_validation())
+        validated = compute_figures(self.task, sums)
+        num_unusable = count_answers_not_finite(self.task, sums)
+        if num_unusable or not all(map(math.isfinite, validated.values())):
+            self._explain_not_finite(validated, num_unusable)
         self._call_hook("on_test_end", validated)
         epoch = Epoch(
             epoch=len(state.history),
@@ -333,6 +348,64 @@ class Trainer:
         )
         end_epoch(self.config, state, epoch)
         self._call_hook("on_epoch_end", epoch.epoch, to_logs(epoch.metrics))
+
+    def _explain_not_finite(self, validated: dict[str, float], num_unusable: int) -> None:
+        """Names the validation examples whose answers or figures are not finite.
+
+        All workers know the same sums, so all come here. Each looks at its own examples, and all
+        learn the first ones of each. Warns of figures, once in a training. Raises ConfigError if
+        answers are not finite.
+        """
+        state, epoch = self.state, len(self.state.history) + 1
+        if not num_unusable and any(_NOT_FINITE in warning for warning in state.warnings):
+            return
+        verdicts = self.loop.judge(self._iterate_validation())
+        rows = np.flatnonzero(~verdicts[:, 0 if num_unusable else 1])
+        index, workers = (self.spec.index, self.spec.workers) if self.spec.is_peer else (0, 1)
+        first = [str(row * workers + index) for row in rows[:_MAX_NAMED].tolist()]
+        own = " ".join([str(len(rows)), *first])
+        messages = [text.decode().split() for text in self.gather(own.encode())]
+        count = sum(int(message[0]) for message in messages)
+        numbers = sorted(int(number) for message in messages for number in message[1:])
+        keys = self.input.read_validation_keys(numbers[:_MAX_NAMED])
+        total = self.input.validation.num_examples
+        listed = ", ".join(keys) + ", ..." * (count > len(keys))
+        if num_unusable:
+            raise ConfigError(self._describe_unusable(epoch, num_unusable, total, listed))
+        names = [name for name, value in validated.items() if not math.isfinite(value)]
+        figures = ", ".join(f"validation_{name}" for name in names)
+        cause = (
+            f"it is not finite for {count} of {total} images: {listed}"
+            if count
+            else "though it is for each image, so its sum is too large"
+        )
+        message = (
+            f"{figures} of epoch {epoch} {_NOT_FINITE}: {cause}. Such an epoch counts as the worst."
+        )
+        state.warnings.append(message)
+        self.progress.report("warning", message=message)
+
+    def _describe_unusable(self, epoch: int, count: int, total: int, keys: str) -> str:
+        """Says which answers are not finite, and what to do."""
+        weights = zip(self.loop.model.weights, self.loop.get_best_weights(), strict=True)
+        broken = [each.path for each, value in weights if not np.isfinite(value).all()]
+        answers = (
+            f"the answers of train.model {self.config.model} to {count} of {total} validation "
+            f"images are not finite after epoch {epoch}: {keys}. "
+        )
+        if broken:
+            return (
+                f"{answers}The cause are its weights: {', '.join(broken[:_MAX_NAMED])}. Lower "
+                "train.optimizer.learning_rate, or correct the callback that sets them."
+            )
+        precision = self.config.precision
+        return (
+            f"{answers}Its weights are finite, so it cannot compute these images. Make it return "
+            "numbers for every image (one of a single colour has a deviation of 0: add a small "
+            "number before you divide by it), or take the images out of the data set"
+            + (f", or set train.precision to float32 instead of {precision}" * ("16" in precision))
+            + "."
+        )
 
     @contextlib.contextmanager
     def _report_if_long(self, phase: str) -> Iterator[None]:

@@ -56,6 +56,7 @@ from pipeline_ops.training.checkpoints import (
     KEEP,
     Checkpoints,
     CheckpointStore,
+    Gather,
     TrainingState,
     compute_weights_digest,
     write_arrays,
@@ -238,6 +239,7 @@ def build_trainer(
     progress.report("model", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
+    gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)
     input_pipeline = InputPipeline(
         config, dataset, task, shard, code, report_input, tell_preparation
@@ -248,7 +250,7 @@ def build_trainer(
         task,
         loop,
         input_pipeline,
-        _open_checkpoints(spec, config, chosen, progress),
+        _open_checkpoints(spec, config, gather, progress),
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
         KerasCallbacks(
             config,
@@ -269,11 +271,12 @@ def build_trainer(
         stop,
         progress,
         monitor,
+        gather,
     )
 
 
 def _open_checkpoints(
-    spec: WorkerSpec, config: Train, chosen: ChosenStrategy, progress: ProgressWriter
+    spec: WorkerSpec, config: Train, gather: Gather, progress: ProgressWriter
 ) -> Checkpoints:
     work, store = Path(spec.work), None
     if spec.stored:
@@ -285,7 +288,7 @@ def _open_checkpoints(
         KEEP,
         store,
         lambda message: progress.report("warning", message=message),
-        make_gather(chosen.strategy, spec),
+        gather,
         spec.is_chief,
     )
 
@@ -346,7 +349,7 @@ def load_user_functions(
     """Loads the user's loss, and the user's metrics by name."""
     metrics = {
         path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
-        for path in config.metrics
+        for path in config.own_metrics
     }
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from fastapi.responses import HTMLResponse
 
+from pipeline_ops.artifacts.results import format_figure
 from pipeline_ops.pages.page import STYLE
 from pipeline_ops.ui.models import describe_move
 from pipeline_ops.ui.progress import format_duration, format_metric_title
@@ -75,4 +76,5 @@ _environment.filters |= {
     "utc_time": format_time,
     "move": describe_move,
     "metric": format_metric_title,
+    "figure": format_figure,
 }

@@ -105,7 +105,7 @@ def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
         "train.loss": train.loss,
     }
     callbacks = [path for path, _ in train.callback_arguments]
-    for name, own in (("metrics", train.metrics), ("callbacks", callbacks)):
+    for name, own in (("metrics", [*train.own_metrics]), ("callbacks", callbacks)):
         paths |= {f"train.{name}.{index}": path for index, path in enumerate(own)}
     # Keras's version is part of every fingerprint.
     return {key: path for key, path in paths.items() if path and not path.startswith("keras.")}

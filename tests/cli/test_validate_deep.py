@@ -44,7 +44,7 @@ def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
 def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsys):
     more = (
         "train.loss=acme_vision.objectives:focal_loss",
-        "train.metrics=[acme_vision.objectives:brier_error]",
+        "train.metrics=[acme_vision.objectives:brier]",
     )
     code, output = deep(capsys, pictures, SMALL, *more)
     assert code == 0, output

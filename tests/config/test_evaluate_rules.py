@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import pytest
 import yaml
 from config.cases import parse_cases
+from config.conftest import SMALL
 from pydantic import ValidationError
 
-from pipeline_ops.config.evaluate import Evaluate, Rule
+from pipeline_ops.config.evaluate import (
+    ClassMetric,
+    CountedMetric,
+    DetectionMetric,
+    Evaluate,
+    Measure,
+    Rule,
+    ScoreMetric,
+    find_mode,
+)
+from pipeline_ops.config.model_catalogue import CATALOGUE
 
 GATE = {"metric": "accuracy", "at_least": 0.5}
 WRONG = """
@@ -37,7 +50,7 @@ metric: 'my_metrics:top_2', at_least: 0.5, of_class: a
     my_metrics:top_2 with of_class
 metric: 'my_metrics:top_2', min_skill: 0.5
     min_skill is for .* got it with my_metrics:top_2
-metric: 'my_metrics:brier_error', at_least: 0.5
+metric: 'my_metrics:brier', at_least: 0.5, mode: min
     lower-is-better
 metric: 'my_metrics:accuracy', at_least: 0.5
     accuracy is a metric of the gate. Give my_metrics:accuracy another name
@@ -82,8 +95,8 @@ def test_skill_is_a_bound_by_itself(metric):
 
 
 def test_a_rule_on_an_own_metric_stays_the_same_in_a_request():
-    rule = Rule(metric="my.metrics:brier_error", at_most=1.5, max_regression=0.1, confidence=0.9)
-    assert rule.name == "brier_error"
+    rule = Rule(metric="my.metrics:brier", mode="min", max_regression=0.1, confidence=0.9)
+    assert rule.name == "brier"
     assert Rule.model_validate(rule.model_dump(mode="json")) == rule
 
 
@@ -112,3 +125,39 @@ def test_a_rule_of_a_slice_that_is_not_configured_is_refused():
 def test_a_slice_that_can_not_work_is_refused_with_the_reason(part, reason):
     with pytest.raises(ValidationError, match=reason):
         Evaluate.model_validate({"gate": [GATE], "slices": [part]})
+
+
+def test_every_figure_of_ours_has_its_direction():
+    names = {name for model in CATALOGUE.values() for name in ("loss", *model.metrics)}
+    gate = get_args(Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure])
+    lower = {name for name in names | {*gate, "top_3_accuracy"} if find_mode(name) == "min"}
+    assert lower == {"loss", "heat_loss", "class_loss", "calibration_error", *get_args(Measure)}
+    assert all(find_mode(f"validation_{name}") for name in names)
+    assert all(map(find_mode, gate))
+
+
+@pytest.mark.parametrize("name", ["my_loss", "mean_error", "brier"])
+def test_a_name_says_nothing_about_a_metric_of_ones_own(name):
+    assert find_mode(f"validation_{name}") is None
+    assert find_mode(f"val_{name}", {name: "min"}) == find_mode(name, {name: "min"}) == "min"
+
+
+def test_a_rule_takes_the_mode_of_train_metrics(load, complaint):
+    rule = "metric: my.metrics:brier, max_regression: 0.1"
+    new = "digits_cnn\n  metrics: [my.metrics:brier: {mode: min}]"
+    text = SMALL.replace("metric: accuracy, at_least: 0.9", rule).replace("digits_cnn", new)
+    [found] = load(text=text).evaluate.gate
+    assert (found.mode, found.better) == ("min", "min")
+    assert Rule.model_validate(found.model_dump(mode="json")) == found
+    message = complaint(text=text.replace(rule, f"{rule}, mode: max"))
+    assert "evaluate.gate.0.mode: is max, and train.metrics says min of my.metrics:brier" in message
+
+
+def test_a_search_for_a_metric_of_ones_own_needs_its_mode(load, complaint):
+    search = "search: {parameters: {train.seed: [1, 2]}, monitor: validation_brier}\nevaluate:"
+    text = SMALL.replace("evaluate:", search)
+    without = text.replace("digits_cnn", "digits_cnn\n  metrics: [my.metrics:brier]")
+    message = complaint(text=without)
+    assert "search.monitor: is validation_brier. Nothing says whether my.metrics:brier" in message
+    found = load(text=without.replace("metrics:brier]", "metrics:brier: {mode: min}]"))
+    assert found.train.find_mode("validation_brier") == "min"

@@ -121,6 +121,8 @@ input: {augment: {scale: {min: 1.5}}}
     less than or equal to 1
 model: center_detector, best_checkpoint: {monitor: validation_accuracy}
     best_checkpoint.monitor must be one of validation_loss
+metrics: ['my:a'], callbacks: ['keras.callbacks:EarlyStopping': {monitor: val_a}]
+    is val_a. Nothing says whether my:a is better when it is lower
 early_stopping: {monitor: validation_top3}
     validation_worst_class_recall, validation_top_3_accuracy, got validation_top3
 reduce_learning_rate: {monitor: validation_map}
@@ -153,7 +155,8 @@ model: resnet50, synchronized_batch_normalization: true, workers: 2
 model: retinanet, synchronized_batch_normalization: true, workers: 2,
     best_checkpoint: {monitor: validation_box_iou}
 optimizer: {name: sgd, momentum: 0.9, weight_decay: 0.001}
-metrics: ['a.b:top3'], best_checkpoint: {monitor: validation_top3}
+metrics: ['my:a'], callbacks: ['keras.callbacks:EarlyStopping': {monitor: val_a, mode: min}]
+metrics: ['a.b:top3': {mode: max}], best_checkpoint: {monitor: validation_top3}
 best_checkpoint: {monitor: validation_macro_recall}
 early_stopping: {monitor: validation_top_3_accuracy}
 model: retinanet, best_checkpoint: {monitor: validation_mar_10}

@@ -31,9 +31,31 @@ metric: accuracy -> metric: my_f1
 metric: accuracy -> metric: macro
     unknown name 'macro'; valid names are macro_average_precision, macro_f1, macro_precision,
     macro_recall, macro_roc_auc, and a metric of your own is named as
-metric: accuracy, at_least: 0.9 -> metric: "my_metrics:brier", at_most: 0.4
-    my_metrics:brier is higher-is-better. Use at_least, not at_most. A function of your own is
-    lower-is-better if its name ends in loss or error.
+metric: accuracy, at_least: 0.9 -> metric: "my_metrics:brier", at_most: 0.4, mode: max
+    my_metrics:brier is higher-is-better (its mode). Use at_least, not at_most.
+metric: accuracy, at_least: 0.9 -> metric: "my_metrics:brier_error", max_regression: 0.1
+    small.yaml:10: evaluate.gate.0.mode: a comparison with the champion needs it. Nothing says
+    whether my_metrics:brier_error is better when it is lower or when it is higher. Write
+    {my_metrics:brier_error: {mode: min}} (lower is better) or {my_metrics:brier_error: {mode: max}}
+    into train.metrics, or mode: min or mode: max into this rule.
+metric: accuracy -> metric: accuracy, mode: min
+    evaluate.gate.0.mode: is for a metric of your own, and accuracy is one of ours. Remove it.
+digits_cnn -> digits_cnn\n  metrics: [{"my:brier": {mode: low}}]
+    small.yaml:8: train.metrics.0: a metric is `my_module:metric`, or with its better direction
+    `my_module:metric: {mode: min}` (min or max), got {'my:brier': {'mode': 'low'}}
+digits_cnn -> digits_cnn\n  metrics: ["my:brier"]\n  early_stopping: {monitor: validation_brier}
+    small.yaml:9: train.early_stopping.monitor: is validation_brier. Nothing says whether my:brier
+    is better when it is lower or when it is higher. Write {my:brier: {mode: min}}
+digits_cnn -> digits_cnn\n  metrics: ["my:error"]\n  best_checkpoint: {monitor: validation_error}
+    train.best_checkpoint.monitor: is validation_error. Nothing says whether my:error is
+digits_cnn -> digits_cnn\n  metrics: ["my:a"]\n  reduce_learning_rate: {monitor: validation_a}
+    train.reduce_learning_rate.monitor: is validation_a. Nothing says whether my:a is better
+digits_cnn -> digits_cnn\n  metrics: ["my:a", "other:a"]
+    train.metrics: two figures would have the name a. Give the function another name.
+digits_cnn -> digits_cnn\n  metrics: ["my:loss"]
+    small.yaml:8: train.metrics: two figures would have the name loss. Give the function
+digits_cnn -> digits_cnn\n  metrics: ["my:accuracy"]
+    train.metrics: two figures would have the name accuracy. Give the function another name.
 digits_cnn -> digits_cnn\n  callbacks: [EarlyStopping]
     train.callbacks.0: write keras.callbacks:EarlyStopping, if it is Keras's, or
     module:EarlyStopping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -14,7 +15,12 @@ from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.main import main
-from pipeline_ops.evaluation.compare import read_run, render_comparison
+from pipeline_ops.evaluation.compare import (
+    ComparedRun,
+    build_metric_rows,
+    read_run,
+    render_comparison,
+)
 from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.storage.open_store import open_path, open_root
 
@@ -146,3 +152,24 @@ def test_a_run_without_a_curve_is_compared_by_what_it_has(runs):
     for pair in ((empty, second), (second, empty), (empty, empty)):
         page = Page(render_comparison("digits", *pair)).text
         assert "–" in page
+
+
+def test_figures_that_are_not_finite_are_shown_as_such(runs, capsys, tmp_path):
+    """Neither as a gain nor as a loss. Of a metric of one's own, nobody may know which it is."""
+    first, second = (read_run(open_path(str(folder))) for folder in runs)
+    metrics = {"accuracy": math.nan, "macro_f1": math.inf, "own": 0.5}
+    first = change_figures(first, {"accuracy": 0.5, "macro_f1": 0.5, "own": 0.1})
+    second = change_figures(second, metrics)
+    shown = Page(render_comparison("digits", first, second)).text
+    assert shown.count("not finite") == 3 and "nan" not in shown and "inf" not in shown.split()
+    assert [row["direction"] for row in build_metric_rows(first, second)] == [1, 1, 0]
+
+
+def change_figures(run: ComparedRun, metrics: dict[str, float]) -> ComparedRun:
+    """Returns the run with other metrics, and with a validation loss that is NaN at first."""
+    challenger = run.evaluation.challenger.model_copy(update={"metrics": metrics, "intervals": {}})
+    evaluation = run.evaluation.model_copy(update={"challenger": challenger})
+    history = [each.model_copy(deep=True) for each in run.training.history]
+    history[0].metrics["validation_loss"] = math.nan
+    training = run.training.model_copy(update={"history": history})
+    return dataclasses.replace(run, evaluation=evaluation, training=training)

@@ -11,7 +11,8 @@ from pipeline_ops.jobs.job_code import add_user_files, validate_environment
 from pipeline_ops.user_code.models import validate_names
 
 MODULE = "acme_vision.objectives"
-TOP_3, BRIER = {"metric": f"{MODULE}:top3"}, {"metric": f"{MODULE}:brier_error"}
+TOP_3 = {"metric": f"{MODULE}:top3", "mode": "max"}
+BRIER = {"metric": f"{MODULE}:brier", "mode": "min"}
 pytestmark = pytest.mark.usefixtures("user_package")
 
 
@@ -36,12 +37,12 @@ def test_own_metrics_are_judged_for_both_models_and_on_slices(sandbox):
     assert code == ExitCode.SUCCESS, [rule.text for rule in figures.rules]
     for model in (figures.challenger, figures.champion):
         assert model.metrics["top3"] == pytest.approx(model.metrics["top_k_accuracy"])
-        assert 0 < model.metrics["brier_error"] < 1
+        assert 0 < model.metrics["brier"] < 1
     top, compared, brier, margin, *parts = figures.rules
     assert (top.metric, compared.champion) == ("top3", figures.champion.metrics["top3"])
     assert compared.low <= compared.value - compared.champion <= compared.high
     # A lower error is a gain.
-    assert brier.text.startswith("brier_error 0.") and " is at most 1.5000" in brier.text
+    assert brier.text.startswith("brier 0.") and " is at most 1.5000" in brier.text
     assert margin.low < margin.high < 0 and margin.passed and "shown" in margin.text
     assert {rule.subject for rule in parts} == {"size=below 145", "size=145 and more"}
     mean = sum(part.num_examples * part.challenger["top3"] for part in figures.slices) / 100
@@ -49,7 +50,7 @@ def test_own_metrics_are_judged_for_both_models_and_on_slices(sandbox):
     low, high = figures.challenger.intervals["top3"]
     assert low < top.value < high
     page = (folder / REPORT).read_text()
-    assert "brier error" in page and f"{low:.4f} to {high:.4f}" in page
+    assert "brier" in page and f"{low:.4f} to {high:.4f}" in page
 
 
 def test_a_worse_error_is_refuted_at_the_confidence(sandbox):
@@ -72,7 +73,7 @@ def test_a_worse_error_is_refuted_at_the_confidence(sandbox):
     ],
 )
 def test_an_own_metric_that_can_not_be_used_is_an_error_of_the_config(sandbox, function, message):
-    gate = [{"metric": f"{MODULE}:{function}", "max_regression": 0.5}]
+    gate = [{"metric": f"{MODULE}:{function}", "at_most": 0.5}]
     plan = sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=gate)
     with pytest.raises(ConfigError, match=message):
         sandbox.run(plan)

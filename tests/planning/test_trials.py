@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
+    SearchResult,
     Trial,
     TrialResult,
     build_trial_config,
@@ -147,8 +149,9 @@ def results(*figures: float | None) -> list[TrialResult]:
     ("monitor", "figures", "best"),
     [
         ("validation_accuracy", (0.5, 0.9, 0.7), 1),
+        ("validation_accuracy", (math.inf, 0.9, math.nan), 1),
+        ("validation_loss", (math.nan, 0.9, -math.inf), 1),
         ("validation_loss", (0.5, 0.9, 0.7), 0),
-        ("validation_mean_error", (0.5, 0.1), 1),
         ("validation_accuracy", (0.9, 0.9), 0),
         ("validation_accuracy", (None, 0.1), 1),
         ("validation_loss", (None, 0.1, None), 1),
@@ -156,6 +159,14 @@ def results(*figures: float | None) -> list[TrialResult]:
 )
 def test_the_best_is_the_earliest_of_the_best_and_a_failed_one_never(monitor, figures, best):
     assert choose_best_trial(results(*figures), monitor).best == best
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 0)])
+def test_the_mode_of_an_own_metric_decides_and_not_its_name(mode, best):
+    found = choose_best_trial(results(0.5, 0.1), "validation_my_error", mode)
+    assert found.best == best
+    assert SearchResult.model_validate_json(found.model_dump_json()) == found
+    assert found.format_table()[0].startswith(f"* {found.winner.trial.name}")
 
 
 def test_where_all_have_failed_there_is_no_best():

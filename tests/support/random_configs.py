@@ -302,7 +302,10 @@ TABLE: Mapping[str, Sequence[Change]] = {
     "train.loss": [{"train.loss": "nets:hinge"}],
     "train.metrics": [
         {"train.metrics": ["nets:top_2"]},
-        {"train.metrics": ["nets:top_2"], "train.best_checkpoint.monitor": "validation_top_2"},
+        {
+            "train.metrics": [{"nets:top_2": {"mode": "max"}}],
+            "train.best_checkpoint.monitor": "validation_top_2",
+        },
     ],
     "train.callbacks": [
         {"train.callbacks": ["nets:watch", {"keras.callbacks:CSVLogger": {"filename": "a.csv"}}]}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manifests import list_counted, make_manifest
+from manifests import list_again, list_counted, make_manifest
 
 from pipeline_ops.artifacts.dataset import (
     ENCODED,
@@ -15,7 +16,7 @@ from pipeline_ops.artifacts.dataset import (
     StageFigures,
     build_shard_name,
 )
-from pipeline_ops.artifacts.manifest import write_manifest
+from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 
 NUM_SHARDS = 4
 
@@ -52,6 +53,30 @@ def write_dataset(
     )
     write_manifest(folder, make_manifest(figures=figures, files=list_counted(folder, counts)))
     return str(folder / "manifest.json")
+
+
+def blacken(
+    dataset: str, folder: Path, split: str, positions: Sequence[int]
+) -> tuple[str, list[str]]:
+    """Copies a data set into a folder, with black images at some positions of a split, counted over
+    its shards. Returns the URI of the copy, and the keys of these images."""
+    from pipeline_ops.input.tensorflow_start import tf
+
+    shutil.copytree(Path(dataset).parent, folder)
+    black, keys, number = tf.io.encode_png(tf.zeros((16, 16, 1), tf.uint8)).numpy(), [], 0
+    for shard in sorted(folder.glob(f"{split}-*")):
+        records = list(tf.data.TFRecordDataset([str(shard)]).as_numpy_iterator())
+        with tf.io.TFRecordWriter(str(shard)) as writer:
+            for record in records:
+                example = tf.train.Example.FromString(record)
+                if number in positions:
+                    example.features.feature[ENCODED].bytes_list.value[0] = black
+                    keys.append(example.features.feature[KEY].bytes_list.value[0].decode())
+                writer.write(example.SerializeToString(deterministic=True))
+                number += 1
+    manifest = read_manifest(dataset)
+    write_manifest(folder, manifest.model_copy(update={"files": list_again(folder, manifest)}))
+    return str(folder / "manifest.json"), keys
 
 
 def decode_only(channels: int) -> StageFigures:

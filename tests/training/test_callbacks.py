@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+import math
+import re
+
+import keras
+import pytest
+
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
-from pipeline_ops.training.callbacks import end_epoch
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.training.callbacks import end_epoch, load_callbacks
 from pipeline_ops.training.checkpoints import TrainingState
 
 
@@ -68,3 +76,100 @@ def test_of_epochs_with_equal_accuracy_the_best_has_the_lowest_loss_and_else_is_
 
 def test_without_best_checkpoint_the_last_epoch_counts():
     assert run(train(best_checkpoint=None), [(1, 0.9), (2, 0.1)])[-1].best_epoch == 1
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ([NAN, 0.9, 0.5, 0.3, 0.2], 4),
+        ([0.9, NAN, 0.5, 0.3, 0.2], 4),
+        ([0.9, 0.5, -INF, 0.3, NAN], 3),
+        ([INF, NAN, 0.5, 0.4, 0.6], 3),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_the_worst(losses, best):
+    monitor = {"monitor": "validation_loss"}
+    config = train(
+        best_checkpoint=BestCheckpoint(**monitor),
+        early_stopping=EarlyStopping(**monitor, patience_epochs=2),
+        reduce_learning_rate=ReduceLearningRate(**monitor, patience_epochs=2),
+    )
+    state = run(config, [(loss, 0.5) for loss in losses])[-1]
+    assert (state.best_epoch, state.stopped_early, state.learning_rate) == (best, False, 0.1)
+
+
+def test_an_infinite_accuracy_is_not_the_best():
+    monitor = {"monitor": "validation_accuracy"}
+    config = train(
+        best_checkpoint=BestCheckpoint(**monitor),
+        early_stopping=EarlyStopping(**monitor, patience_epochs=2),
+    )
+    states = run(config, [(1, INF), (1, 0.5), (1, INF), (1, 0.6), (1, NAN), (1, INF)])
+    assert [state.best_epoch for state in states] == [0, 1, 1, 3, 3, 3]
+    assert [state.stopped_early for state in states] == [*[False] * 5, True]
+
+
+def test_figures_that_are_never_finite_end_the_patience():
+    stopping = EarlyStopping(monitor="validation_loss", patience_epochs=2)
+    states = run(train(early_stopping=stopping), [(NAN, 0), (INF, 0), (NAN, 0)])
+    assert [state.stopped_early for state in states] == [False, False, True]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 0)])
+def test_the_mode_of_an_own_metric_decides(mode, best):
+    config = train(
+        metrics=[{"own:an_error": {"mode": mode}}],
+        best_checkpoint=BestCheckpoint(monitor="validation_an_error"),
+    )
+    state = TrainingState(learning_rate=0.1)
+    for number, value in enumerate((0.8, 0.2)):
+        metrics = {"validation_loss": 1.0, "validation_an_error": value}
+        end_epoch(config, state, Epoch(epoch=number, step=1, metrics=metrics, learning_rate=0.1))
+    assert state.best_epoch == best
+
+
+LOGS = ([NAN, 0.9, 0.5, 0.3, 0.2], [0.9, NAN, 0.5, 0.3, -INF])
+
+
+@pytest.mark.parametrize("losses", LOGS)
+def test_callbacks_of_keras_take_a_figure_that_is_not_finite_for_the_worst(losses, tmp_path):
+    paths = {
+        "keras.callbacks:EarlyStopping": {"monitor": "val_loss", "patience": 3},
+        "keras.callbacks:ReduceLROnPlateau": {"monitor": "val_loss", "patience": 3},
+        "keras.callbacks:ModelCheckpoint": {
+            "filepath": "best-{epoch}.weights.h5",
+            "monitor": "val_loss",
+            "save_best_only": True,
+            "save_weights_only": True,
+        },
+    }
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rate = float(model.optimizer.learning_rate)
+    with contextlib.chdir(tmp_path):
+        for path, arguments in paths.items():
+            [callback] = load_callbacks(path, arguments, train(), tmp_path)
+            callback.set_model(model)
+            callback.on_train_begin()
+            for epoch, loss in enumerate(losses):
+                callback.on_epoch_begin(epoch)
+                callback.on_epoch_end(epoch, {"val_loss": loss})
+            assert callback.best == min(filter(math.isfinite, losses))
+    assert not model.stop_training and float(model.optimizer.learning_rate) == rate
+    kept = {1 + number for number, loss in enumerate(losses) if math.isfinite(loss)}
+    assert {int(re.sub(r"\D", "", file.stem)) for file in tmp_path.glob("*.h5")} == kept
+
+
+def test_a_callback_of_keras_on_an_own_metric_needs_its_direction(tmp_path):
+    path, given = "keras.callbacks:EarlyStopping", {"monitor": "val_brier"}
+    config = train(metrics=[{"own:brier": {"mode": "min"}}])
+    [callback] = load_callbacks(path, given, config, tmp_path)
+    assert callback.mode == "min"
+    config = train(metrics=["own:brier"])
+    [callback] = load_callbacks(path, given | {"mode": "max"}, config, tmp_path)
+    assert callback.mode == "max"
+    with pytest.raises(ConfigError, match="monitors val_brier. Nothing says whether own:brier is"):
+        load_callbacks(path, given, config, tmp_path)

@@ -28,10 +28,13 @@ OWN = {
     "train__model": "acme_vision.nets:normalized",
     "train__model_parameters": {"width": 4},
     "train__loss": "acme_vision.objectives:focal_loss",
-    "train__metrics": ["acme_vision.objectives:top3", "acme_vision.objectives:brier_error"],
+    "train__metrics": [
+        "acme_vision.objectives:top3",
+        {"acme_vision.objectives:brier": {"mode": "min"}},
+    ],
     "train__workers": 2,
     "train__epochs": 3,
-    "train__best_checkpoint": {"monitor": "validation_brier_error"},
+    "train__best_checkpoint": {"monitor": "validation_brier"},
     "train__early_stopping": None,
     "train__reduce_learning_rate": None,
 }
@@ -49,12 +52,12 @@ def test_two_workers_train_it_and_its_metrics_are_figures_like_any_other(
     figures = TrainingFigures.model_validate(read_manifest(job.folder / "manifest.json").figures)
     assert len(set(figures.worker_weights_digests)) == 1
     first, *_, last = figures.history
-    names = {"loss", "accuracy", "top3", "brier_error"}
+    names = {"loss", "accuracy", "top3", "brier"}
     assert set(last.metrics) == names | {f"validation_{name}" for name in names}
     assert last.metrics["loss"] < first.metrics["loss"]
     assert last.metrics["top3"] >= last.metrics["accuracy"]
-    errors = [epoch.metrics["validation_brier_error"] for epoch in figures.history]
-    assert figures.best_epoch == errors.index(min(errors))  # lower is better, as the name says
+    errors = [epoch.metrics["validation_brier"] for epoch in figures.history]
+    assert figures.best_epoch == errors.index(min(errors))  # its mode
     assert saved_signature(job.folder.local) == {"probabilities", "classes"}
 
 

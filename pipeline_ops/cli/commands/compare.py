@@ -6,10 +6,12 @@ It starts no job.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.results import format_figure
 from pipeline_ops.cli.arguments import Commands, add_command, add_output
 from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.config.pipeline import load_config
@@ -102,12 +104,13 @@ def _build_table(
     for column in (first, second, "difference"):
         table.add_column(Text(column), justify="right", overflow="fold")
     for row in metrics:
-        is_same = abs(row["difference"]) < 0.00005
-        style = "dim" if is_same else "green" if row["difference"] * row["direction"] > 0 else "red"
+        is_same = abs(row["difference"]) < 0.00005 or not math.isfinite(row["difference"])
+        gain = row["difference"] * row["direction"]
+        style = "dim" if is_same or not gain else "green" if gain > 0 else "red"
         table.add_row(
             row["name"],
-            f"{row['first']:.4f}",
-            f"{row['second']:.4f}",
+            format_figure(row["first"]),
+            format_figure(row["second"]),
             Text(f"{row['difference']:+.4f}", style=style),
         )
     table.add_section()

@@ -141,7 +141,7 @@ def _forecast_trials(
             for trial in trials
             if trial.number in trained
         ]
-        found = choose_best_trial(results, monitor)
+        found = choose_best_trial(results, monitor, config.train.find_mode(monitor))
     if found is None:
         runs.append("train")
         yield Forecast("train", "runs", f"uses the trial with the best {monitor}")

@@ -47,6 +47,7 @@ from pipeline_ops.planning.job_kinds import APPROVE, JOBS
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import validate_interval
+from pipeline_ops.storage.local_files import replace_non_finite
 from pipeline_ops.storage.open_store import open_near, open_path
 from pipeline_ops.storage.store_options import JOB_PATIENCE, wait_at_most
 
@@ -143,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = summarize_run(config, status)
     print_result(console, summary, status)
     if arguments.json:
-        print(json.dumps(summary), flush=True)
+        print(json.dumps(replace_non_finite(summary)), flush=True)
     return compute_exit_status(status)
 
 

@@ -17,7 +17,7 @@ def top3(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.math.in_top_k(labels, logits, 3), tf.float32)
 
 
-def brier_error(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def brier(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Computes the squared distance of the probabilities from certainty."""
     return tf.reduce_sum(
         tf.square(tf.nn.softmax(logits) - tf.one_hot(labels, logits.shape[-1])), axis=-1

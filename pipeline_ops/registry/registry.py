@@ -6,12 +6,12 @@
     <registry>/<model>/aliases/00000003.json    the latest move: the version of `champion`,
                                                 `previous` or any other alias
 
-A reader that polls sees a version whole or not at all. Aliases move last of all, by one small
-record. `versions.py` describes the storage, and `aliases.py` the moves.
+A reader sees a version whole or not at all. Aliases move last of all, by one small record.
+`versions.py` describes the storage, and `aliases.py` the moves.
 
 The export job publishes, promotes and retires. The command line and a DAG move aliases manually. A
 server must follow an alias: the highest number is the newest version, but not always the one in
-service.
+service. `polled_folder.py` makes a folder for servers that cannot.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from pipeline_ops.operators.task_run import (
     pull_manifests,
 )
 from pipeline_ops.operators.trigger import JobTrigger
-from pipeline_ops.planning.inputs import check_warm_start
+from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.job_kinds import APPROVE, KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
 from pipeline_ops.planning.storage_probe import check_storage
@@ -273,6 +273,7 @@ class PreprocessOperator(JobOperator):
         validate_model_for_data(config)
         if config.root.is_local:
             config.root.local.mkdir(parents=True, exist_ok=True)
+        find_champion(config)
         check_warm_start(config)
         download_source(config)
 

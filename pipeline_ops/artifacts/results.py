@@ -339,6 +339,8 @@ class EvaluationFigures(Figures):
     baseline: dict[str, float] = {}
     overfitting: str = ""
     as_served: AsServed = AsServed()
+    warnings: list[str] = []
+    """Reasons to doubt the figures, as sentences without a full stop."""
 
 
 def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> str:

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
-from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.model_data_rules import check_train_split, validate_model_for_data
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
@@ -306,6 +306,17 @@ class TrainOperator(JobOperator):
 
     job = "train"
     ui_color = "#7a4fa3"
+
+    def _plan_and_record_use(self, run: TaskRun, place: Place) -> JobPlan:
+        """Plans the job. A data set that is too small is refused before hosts are asked for."""
+        plan = super()._plan_and_record_use(run, place)
+        if not plan.is_cached:
+            uri = plan.request.inputs["preprocess"].uri
+            dataset = DatasetFigures.model_validate(
+                read_manifest(open_near(run.config.root, uri)).figures
+            )
+            check_train_split(run.config.train, dataset.num_examples["train"], uri)
+        return plan
 
 
 class EvaluateOperator(JobOperator):

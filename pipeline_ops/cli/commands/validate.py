@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -25,11 +26,17 @@ from pipeline_ops.cli.arguments import (
 from pipeline_ops.cli.commands.doctor import check_executor
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.schedule import Schedule
+from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.storage_probe import check_storage
-from pipeline_ops.planning.trials import check_trials, get_monitor, plan_trials
+from pipeline_ops.planning.trials import (
+    build_trial_config,
+    check_trials,
+    get_monitor,
+    plan_trials,
+)
 from pipeline_ops.raw_data.folder import find_raw_folder, validate_interval
 
 
@@ -121,23 +128,32 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     work.
     """
     from beam_jobs.planning.duplicates import decide_collection
-    from beam_jobs.validation import try_stages, validate_model, validate_plan
+    from beam_jobs.validation import try_stages, validate_model, validate_plan, validate_size
     from pipeline_ops.cli.record_remarks import describe_records
 
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
+    validate_size(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
     validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
-    images = ", ".join(f"{len(members)} {name}" for name, members in decision.by_split.items())
+    counts = {name: len(members) for name, members in decision.by_split.items()}
+    images = ", ".join(f"{count} {name}" for name, count in counts.items())
     max_detections = config.train.model_parameters.get("max_detections")
-    notes = describe_records(decision.by_split, max_detections)
+    notes = describe_records(decision.by_split, max_detections) + describe_small_splits(counts)
     return [
         *(("look at", note) for note in notes),
         ("checked", f"{images} images; the model {config.train.model} accepts them"),
     ]
+
+
+def _find_smallest_batch(config: PipelineConfig) -> Train:
+    """Returns the training that needs the fewest examples, of a search that of a trial."""
+    trials = plan_trials(config) if config.search else []
+    trains = [build_trial_config(config, trial).train for trial in trials] or [config.train]
+    return min(trains, key=lambda train: train.batch_size)
 
 
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:

@@ -24,7 +24,7 @@ from beam_jobs.sources import SourceData
 from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.model_data_rules import find_image_size
+from pipeline_ops.config.model_data_rules import check_train_split, find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs import model_check
@@ -46,6 +46,20 @@ def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDe
     explain = partial(explain_from_plan, source.found.records, decision.by_split, config.split)
     names, place = source.class_names, str(source.folder)
     plan.check_labels(labels, names, place, source.task, explain, crowds=crowds)
+
+
+def validate_size(
+    train: Train, config: Preprocess, source: SourceData, decision: CollectionDecision
+) -> None:
+    """Raises DataError if the training split is too small for its shards or for one step.
+
+    A user's stage, or one that splits images, may make more examples than there are images. Then
+    only the training knows.
+    """
+    num_images = len(decision.by_split["train"])
+    plan.check_num_records(num_images, config.shards)
+    if all(each.name in BUILT_IN and not each.stage.splits for each in source.stages):
+        check_train_split(train, num_images, str(source.folder))
 
 
 def _map_counts(source: SourceData, counts: Mapping[str, int]) -> Counter[str]:

@@ -93,13 +93,21 @@ def plan_shards(
     return [ShardPlan(split, *each) for each in zip(names, members, strict=True)]
 
 
+def check_num_records(num_records: int, num_shards: int) -> None:
+    """Raises DataError if the training split cannot fill its shards.
+
+    Each worker needs a shard to read. An empty split has its own message.
+    """
+    if 0 < num_records < num_shards:
+        cure = "Add images, or lower preprocess.shards (and train.workers with it)."
+        raise DataError(
+            f"the train split has {num_records} records, too few for {num_shards} shards", cure
+        )
+
+
 def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
     """The shards of a data set that is built as a whole."""
-    # Each worker needs a shard to read. An empty split has its own message.
-    if 0 < len(by_split["train"]) < config.shards:
-        fault = f"the train split has {len(by_split['train'])} records"
-        cure = "Add images, or lower preprocess.shards (and train.workers with it)."
-        raise DataError(f"{fault}, too few for {config.shards} shards", cure)
+    check_num_records(len(by_split["train"]), config.shards)
     plans = []
     for split, records in by_split.items():
         num_shards = compute_num_shards(records, config)

@@ -372,6 +372,8 @@ class EvaluationFigures(Figures):
     overfitting: str = ""
     own_modes: dict[str, Mode] = {}
     as_served: AsServed = AsServed()
+    warnings: list[str] = []
+    """Reasons to doubt the figures, as sentences without a full stop."""
 
 
 def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> str:

@@ -120,6 +120,7 @@ def _summarize_evaluation(manifest: Manifest | None) -> dict[str, Any]:
     reasons = [rule.text for rule in figures.rules] if figures else []
     if figures and figures.as_served.reason:
         reasons.append(figures.as_served.text)
+    reasons += figures.warnings if figures else []
     return {
         "metrics": figures.challenger.metrics if figures else {},
         "baseline": figures.baseline if figures else {},

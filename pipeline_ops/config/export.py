@@ -52,6 +52,12 @@ class Export(TaskSection):
     )
     """The location where versions are published: a folder, or a URI in an object store such as
     s3://bucket/models. Null is models/ below storage.root."""
+    shared_with: list[str] = fixed_field(
+        [], "it decides whose models a run may replace", is_operational=True, is_advanced=True
+    )
+    """Other pipelines that publish this model, too. A champion of a pipeline that is neither this
+    one nor among them is not compared with, trained from or replaced. A renamed pipeline lists its
+    earlier name."""
     keep_versions: int | None = operational_field(None, ge=1, is_advanced=True)
     """Number of newest versions that stay after a publication. Null keeps all. A version that an
     alias names always stays."""

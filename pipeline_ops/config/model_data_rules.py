@@ -1,4 +1,7 @@
-"""Checks of the model against the source and the stages, without reading any data."""
+"""Checks of the model and its training against the source, the stages and the size of the data.
+
+No data are read here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from pipeline_ops.config.model_catalogue import CATALOGUE, Task, find_model
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.config.reading import Location
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, DataError
 
 _TASKS: dict[str, Task] = {
     "image_folder": "classification",
@@ -39,6 +43,18 @@ def validate_model_for_data(config: PipelineConfig) -> None:
         raise ConfigError(
             f"{where} makes images of {size[0]}x{size[1]}, and train.model {model} {problem}. "
             "Enlarge them there, or choose another model."
+        )
+
+
+def check_train_split(train: Train, num_examples: int, place: str) -> None:
+    """Raises DataError if a training split has fewer examples than one step needs.
+
+    `place` is the data set or the raw data that the split is of.
+    """
+    if num_examples < train.batch_size:
+        raise DataError(
+            f"the train split of {place} has {num_examples} examples, fewer than one global batch "
+            f"({train.batch_size}). Lower train.{train.batch_key} or add data."
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import (
     METRICS,
     PREDICTIONS,
@@ -132,6 +133,7 @@ def _judge(
         own_modes=config.own_modes,
         as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
+        warnings=describe_small_splits({"test": inputs.num_test_examples}),
     )
 
 

@@ -10,6 +10,7 @@ in service again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import is_shard
@@ -45,7 +46,7 @@ from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job, run_job
 from pipeline_ops.pages.page import render_part
-from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.versions import Version
 from pipeline_ops.served.references import References
 from pipeline_ops.storage.checksums import compute_digest
@@ -69,6 +70,8 @@ def export(job: Job) -> ExitCode:
     request, progress = job.request, job.progress
     config, model = Export.model_validate(request.config), _read_trained_model(request)
     registry = Registry(request.config["registry"])
+    if champion := registry.find_champion():  # before the work, and again when it is replaced
+        check_origin(champion, request.pipeline, config.shared_with)
     staged = _stage_version(job, config, model)
     checks = [
         f"{each.name}: {each.num_checked} images checked, "
@@ -260,7 +263,9 @@ def _promote(
         f"run {request.run_id} of {request.pipeline}: "
         f"{'; '.join(rule.text for rule in evaluation.rules)}"
     )
-    registry.promote(version.number, reason, expected=expected)
+    shared_with = Export.model_validate(request.config).shared_with
+    check = functools.partial(check_origin, pipeline=request.pipeline, shared_with=shared_with)
+    registry.promote(version.number, reason, expected, check)
     return f"version {version.number} is in service"
 
 

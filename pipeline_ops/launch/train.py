@@ -17,8 +17,10 @@ from pathlib import Path
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
+from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
 from pipeline_ops.jobs.gang_protocol import (
@@ -108,8 +110,8 @@ def fetch_results(plan: LaunchPlan, work: Path) -> None:
 def check_dataset(job: Job, config: Train) -> DatasetFigures:
     """Rejects a data set that would train a wrong model, or none. Returns its figures.
 
-    Raises ConfigError if the data are for another task than the model, and MachineError if shards
-    do not match their manifest, which preprocessing can repair.
+    Raises ConfigError if the data are for another task than the model, DataError if they are too
+    few, and MachineError if shards do not match their manifest, which preprocessing can repair.
     """
     uri = job.request.inputs["preprocess"].uri
     dataset = DatasetFigures.model_validate(read_manifest(open_path(uri)).figures)
@@ -131,6 +133,9 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
             f"train.model_parameters.max_boxes is {max_boxes}, and an image has "
             f"{dataset.most_boxes} boxes. Set it to that or more, or to null. The data set is {uri}"
         )
+    check_train_split(config, dataset.num_examples["train"], uri)
+    for warning in warn_of_validation(dataset):
+        job.progress.report("input", message=warning)
     open_host_dataset(
         uri,
         config.input,
@@ -354,7 +359,11 @@ def summarize_training(
             "batch": config.batch_description,
             "steps": state["step"],
             "restarts": gang.restarts,
-            "warnings": state["warnings"] + warn_of_parts(config, gang.config),
+            "warnings": [
+                *state["warnings"],
+                *warn_of_parts(config, gang.config),
+                *warn_of_validation(dataset),
+            ],
             "weights_digest": digests[0],
             "worker_weights_digests": digests,
             "step_shares": {name: end.shares for name, end in ends.items() if end.shares},
@@ -366,6 +375,11 @@ def summarize_training(
             "task": dataset.task,
         }
     )
+
+
+def warn_of_validation(dataset: DatasetFigures) -> list[str]:
+    """Says that the validation split is too small to choose an epoch by."""
+    return describe_small_splits({"validation": dataset.num_examples["validation"]})
 
 
 def warn_of_parts(asked: Train, taken: Train) -> list[str]:

@@ -85,7 +85,8 @@ def _format_question(
         if figures.champion_version is None
         else f"Version {figures.champion_version} is in service."
     )
-    rules = "\n".join(rule.text.replace("```", "'''") for rule in figures.rules)
+    texts = [*(rule.text for rule in figures.rules), *figures.warnings]
+    rules = "\n".join(text.replace("```", "'''") for text in texts)
     until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=approval.timeout_seconds)
     outcome = "published" if approval.on_timeout == "approve" else "not published"
     return (

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
-from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.model_data_rules import check_train_split, validate_model_for_data
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
@@ -44,7 +44,7 @@ from pipeline_ops.operators.task_run import (
     pull_manifests,
 )
 from pipeline_ops.operators.trigger import JobTrigger
-from pipeline_ops.planning.inputs import check_warm_start
+from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.job_kinds import APPROVE, KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
 from pipeline_ops.planning.storage_probe import check_storage
@@ -273,6 +273,7 @@ class PreprocessOperator(JobOperator):
         validate_model_for_data(config)
         if config.root.is_local:
             config.root.local.mkdir(parents=True, exist_ok=True)
+        find_champion(config)
         check_warm_start(config)
         download_source(config)
 
@@ -305,6 +306,17 @@ class TrainOperator(JobOperator):
 
     job = "train"
     ui_color = "#7a4fa3"
+
+    def _plan_and_record_use(self, run: TaskRun, place: Place) -> JobPlan:
+        """Plans the job. A data set that is too small is refused before hosts are asked for."""
+        plan = super()._plan_and_record_use(run, place)
+        if not plan.is_cached:
+            uri = plan.request.inputs["preprocess"].uri
+            dataset = DatasetFigures.model_validate(
+                read_manifest(open_near(run.config.root, uri)).figures
+            )
+            check_train_split(run.config.train, dataset.num_examples["train"], uri)
+        return plan
 
 
 class EvaluateOperator(JobOperator):

@@ -47,8 +47,9 @@ from pipeline_ops.artifacts.serving_statistics import ServingStatistics
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import SchemaChange
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
-from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics
+from pipeline_ops.registry.versions import Version
 from pipeline_ops.registry.weights import find_bundle, find_checkpoint
 from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import open_near
@@ -114,9 +115,27 @@ def find_reference(
     return {name: Input(uri=uri, digest=manifest.digest)}, digests
 
 
-def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
-    """Finds the data set of the champion, if it is whole. Returns its URI and its manifest."""
+def find_champion(config: PipelineConfig) -> Version | None:
+    """Returns the version in service.
+
+    Raises ConfigError if it comes from a pipeline that does not share the model with this one.
+    """
     champion = Registry(config.registry).find_champion()
+    if champion:
+        try:
+            check_origin(champion, config.pipeline, config.export.shared_with)
+        except ConfigError as error:
+            where = f"{config.locate(('export', 'model'))}: export.model"
+            raise ConfigError(f"{where}: {error.problem}", error.cure) from None
+    return champion
+
+
+def find_champion_dataset(config: PipelineConfig) -> tuple[str, Manifest] | None:
+    """Finds the data set of the champion, if it is whole. Returns its URI and its manifest.
+
+    Raises ConfigError as `find_champion` does.
+    """
+    champion = find_champion(config)
     if champion is None:
         return None
     try:
@@ -191,9 +210,10 @@ def find_baseline(config: PipelineConfig, challenger: Input) -> Input | None:
     """Returns the model that the challenger has to beat.
 
     For a challenger that is the champion by now, it is the model that it was compared with then.
+    Raises ConfigError as `find_champion` does.
     """
     registry = Registry(config.registry)
-    champion = registry.find_champion()
+    champion = find_champion(config)
     if champion and champion.read_manifest().inputs["train"].digest == challenger.digest:
         compared_with = champion.read_manifest().figures["compared_with"]
         champion = next((v for v in registry.list_versions() if v.number == compared_with), None)
@@ -239,7 +259,7 @@ def check_warm_start(config: PipelineConfig) -> None:
 
 
 def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
-    champion = Registry(config.registry).find_champion()
+    champion = find_champion(config)
     if champion is None:
         return None
     manifest = champion.read_manifest()
@@ -270,6 +290,8 @@ def _look_up(config: PipelineConfig, source: str) -> Input:
     number = int(source.removeprefix("version "))
     versions = {version.number: version for version in Registry(config.registry).list_versions()}
     if version := versions.get(number):
+        name = "train.warm_start: the version"
+        check_origin(version, config.pipeline, config.export.shared_with, name)
         return Input(uri=version.uri, digest=version.read_manifest().digest)
     raise ConfigError(
         f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "

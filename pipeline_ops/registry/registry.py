@@ -6,12 +6,12 @@
     <registry>/<model>/aliases/00000003.json    the latest move: the version of `champion`,
                                                 `previous` or any other alias
 
-A reader that polls sees a version whole or not at all. Aliases move last of all, by one small
-record. `versions.py` describes the storage, and `aliases.py` the moves.
+A reader sees a version whole or not at all. Aliases move last of all, by one small record.
+`versions.py` describes the storage, and `aliases.py` the moves.
 
 The export job publishes, promotes and retires. The command line and a DAG move aliases manually. A
 server must follow an alias: the highest number is the newest version, but not always the one in
-service.
+service. `polled_folder.py` makes a folder for servers that cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import EllipsisType
 
@@ -134,11 +134,18 @@ class Registry:
                 moved += [move.version or 0 for move in self.read_history().moves]
             return add_version(self.folder, lease, max(*moved, present.highest or 0) + 1, fill)
 
-    def promote(self, number: int, reason: str, expected: int | None | EllipsisType = ...) -> None:
+    def promote(
+        self,
+        number: int,
+        reason: str,
+        expected: int | None | EllipsisType = ...,
+        check_replaced: Callable[[Version], None] = lambda version: None,
+    ) -> None:
         """Puts a version in service.
 
         Raises ConfigError if there is no such version, and DataError if the champion is no longer
-        the one that the version was chosen over (`expected`; by default any).
+        the one that the version was chosen over (`expected`; by default any). `check_replaced` may
+        raise for the version that goes out of service.
         """
 
         def decide(present: Aliases) -> Aliases:
@@ -150,6 +157,8 @@ class Registry:
                     f"{_format_version(expected)}, but now {_format_version(current)} is in "
                     "service. Start a new run, which evaluates again."
                 )
+            if current is not None and current != number:
+                check_replaced(self.get_version(current, present))
             return present if current == number else present.with_champion(number, reason)
 
         aliases.move(self.folder, decide)
@@ -233,6 +242,24 @@ class Registry:
             _log.warning("%s", error)
         warn_unowned_folder(version.folder)
         return False
+
+
+def check_origin(
+    version: Version, pipeline: str, shared_with: Collection[str], name: str = "the champion"
+) -> None:
+    """Checks that a version is of this pipeline, or of one that shares the model with it.
+
+    `name` is the name of the version in the message. Raises ConfigError for another pipeline's.
+    """
+    if (origin := version.read_manifest().pipeline) not in (pipeline, *shared_with):
+        model = version.place.parent.name
+        raise ConfigError(
+            f"{name} of {model} (version {version.number}) comes from pipeline {origin}, and this "
+            f"is {pipeline}. The two would compare and replace models of different data",
+            f"Give {pipeline} another export.model. If {origin} is its earlier name, or both are "
+            f"to publish {model}, set export.shared_with: "
+            f"[{', '.join(dict.fromkeys((*shared_with, origin)))}].",
+        )
 
 
 def _format_version(number: int | None) -> str:

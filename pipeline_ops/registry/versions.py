@@ -5,7 +5,6 @@
 A folder and a bucket keep the same promises. They differ in how a version appears:
 
 - In a folder, by one rename, under the lock `.publish.lock`. It disappears by a rename, too.
-  TensorFlow Serving may poll such a folder.
 - In a bucket, which has no renames, by its manifest, which is created last, under a lease:
 
     lease/                   the records of the lease (`system/lease.py`)
@@ -19,8 +18,8 @@ A folder and a bucket keep the same promises. They differ in how a version appea
   and the manifest exists already, the version stays. If the empty one was first, the slow publisher
   is refused and tries again.
 
-  TensorFlow Serving must not poll such a URI, because it takes every number for a version. It gets
-  a fetched copy.
+TensorFlow Serving must poll neither, because it serves the highest number. It polls a folder of
+copies (`polled_folder.py`).
 """
 
 from __future__ import annotations

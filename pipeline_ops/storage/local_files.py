@@ -46,7 +46,7 @@ _LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of `link` if the file system has no hard links, or none between the two locations."""
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM)
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk, which somebody has to repair before a retry helps."""
 _COPY_BYTES = 1 << 20
@@ -243,10 +243,8 @@ def link_exclusively(temporary: str, name: str, parent: int) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    names = os.fsencode(temporary), os.fsencode(name)
-    if _libc.renameat2(parent, names[0], parent, names[1], _RENAME_NOREPLACE) == 0:
+    if not (number := _rename_with(_RENAME_NOREPLACE, temporary, name, parent)):
         return True
-    number = ctypes.get_errno()
     if number not in (errno.EEXIST, *_NO_RENAME_FLAGS):
         raise OSError(number, os.strerror(number), name)
     try:
@@ -265,6 +263,26 @@ def link_exclusively(temporary: str, name: str, parent: int) -> bool:
             os.unlink(name, dir_fd=parent)
         raise
     return True
+
+
+def _rename_with(flags: int, name: str, new_name: str, parent: int) -> int:
+    """Renames an entry of an open folder. Returns the number of the error, or 0."""
+    names = os.fsencode(name), os.fsencode(new_name)
+    failed = _libc.renameat2(parent, names[0], parent, names[1], flags)
+    return ctypes.get_errno() if failed else 0
+
+
+def exchange_names(name: str, other: str, parent: int) -> bool:
+    """Gives two entries of an open folder each other's name, in one step.
+
+    Returns False if the file system cannot do that, and has done nothing. Raises MachineError for
+    another error.
+    """
+    number = _rename_with(_RENAME_EXCHANGE, name, other, parent)
+    if number and number not in _NO_RENAME_FLAGS:
+        error = OSError(number, os.strerror(number))
+        raise make_write_error(Path(get_descriptor_path(parent), other), error)
+    return not number
 
 
 def _flush_to_disk(file: IO[bytes]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import KEY, list_shards
+from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import DataError
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.reading import (
     Tell,
@@ -56,12 +56,7 @@ class InputPipeline:
         num_bytes = sum(each.num_bytes for each in list_shards(dataset.manifest, "validation"))
         for_validation = min(num_bytes, limit // _VALIDATION_SHARE)
         self._split = open_split(dataset, "train", limit - for_validation)
-        if self._split.num_examples < config.batch_size:
-            raise DataError(
-                f"the train split of {dataset.uri} has {self._split.num_examples} examples, fewer "
-                f"than one global batch ({config.batch_size}). Lower "
-                f"train.{config.batch_key} or add data."
-            )
+        check_train_split(config, self._split.num_examples, dataset.uri)
         if threshold := config.input.repeat_threshold:
             self._split = repeat_rare_classes(
                 self._split, task.parse, task.list_classes, threshold, self._cache, tell

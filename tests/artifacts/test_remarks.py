@@ -8,6 +8,7 @@ from pipeline_ops.artifacts.remarks import (
     describe_counts,
     describe_empty_images,
     describe_most_boxes,
+    describe_small_splits,
 )
 
 
@@ -76,3 +77,18 @@ def test_an_image_with_more_boxes_than_usual_or_than_a_model_answers_is_named(
 ):
     found = describe_most_boxes("An image", most_boxes, limit)
     assert bool(found) == bool(text) and "".join(found).startswith(text)
+
+
+def test_small_validation_and_test_splits_are_named_with_the_weight_of_an_image():
+    assert describe_small_splits({"train": 11, "validation": 1, "test": 2}) == [
+        "Only 1 image is in the validation split, fewer than 30: one changes a figure by 100%, so "
+        "the best epoch and an early stop follow chance. Add images, or raise "
+        "preprocess.split.validation",
+        "Only 2 images are in the test split, fewer than 30: one changes a figure by 50%, so the "
+        "gate and the report follow chance. Add images, or raise preprocess.split.test",
+    ]
+
+
+@pytest.mark.parametrize(("count", "is_small"), [(0, False), (29, True), (30, False)])
+def test_a_split_is_small_below_thirty_images(count, is_small):
+    assert bool(describe_small_splits({"test": count})) == is_small

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from config_files import set_words, write_config
 
 from pipeline_ops.cli.main import main
 
@@ -55,6 +56,36 @@ def test_several_files_and_folders_are_validated_in_one_go(config_file, tmp_path
     (tmp_path / "empty").mkdir()
     assert main(["validate", str(tmp_path / "empty")]) == 78
     assert "empty: no YAML files found" in capsys.readouterr().err
+
+
+def test_two_pipelines_with_one_model_are_refused_until_each_names_the_other(config_file, command):
+    folder = config_file.parent
+    changes = {"storage.root": "root", "preprocess.source.path": "raw"}
+    changes |= {"pipeline": "copied", "train.workers": 2, "train.global_batch_size": 64}
+    write_config(folder, changes, name="copied.yaml")
+    errors = command("validate", folder, status=78)
+    assert errors == (
+        f"{folder}/copied.yaml:54 and {folder}/digits.yaml:54: export.model: the pipelines copied "
+        f"and digits publish the same model, {folder}/root/models/digits, and would replace each "
+        "other's. Give one of them another model, or set export.shared_with: [digits] in "
+        "copied.yaml and export.shared_with: [copied] in digits.yaml.\n"
+    )
+    write_config(folder, changes | {"export.shared_with": ["digits"]}, name="copied.yaml")
+    errors = command("validate", folder, status=78)
+    assert errors.endswith("or set export.shared_with: [copied] in digits.yaml.\n")
+    write_config(folder, {"export.shared_with": ["copied"]}, config_file)
+    assert "copied.yaml: ok" in command("validate", folder)
+    write_config(folder, changes | {"storage.root": "another"}, name="copied.yaml")
+    command("validate", folder)
+
+
+def test_a_champion_of_another_pipeline_is_named(config_file, publish, command):
+    publish(1)
+    config_file.rename(renamed := config_file.with_name("numbers.yaml"))
+    errors = command("validate", renamed, "--set", "pipeline=numbers", status=78)
+    assert "the champion of digits (version 1) comes from pipeline digits, and this is" in errors
+    words = set_words("pipeline=numbers", "export.shared_with=[digits]")
+    assert "numbers.yaml: ok" in command("validate", renamed, *words)
 
 
 def test_a_folder_in_place_of_a_file_is_answered_with_its_files(config_file, command):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import publishers
 import pytest
 import yaml
+from polling_server import PollingServer
 
 from pipeline_ops.artifacts.manifest import find_damage, read_manifest
 from pipeline_ops.registry.registry import Registry
@@ -102,6 +105,33 @@ def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(
     assert folder == tmp_path / "here" / "1" and (folder / "saved_model.pb").exists()
     manifest = folder / "manifest.json"
     assert find_damage(manifest, read_manifest(manifest), checksums=True) == []
+
+
+def test_a_server_of_the_documented_folder_follows_a_rollback(
+    config_file, publish, command, tmp_path
+):
+    page = (Path(__file__).parents[2] / "docs/publish-and-serve.md").read_text()
+    [line] = re.findall("^trainyard (models fetch .*)$", page, re.MULTILINE)[:1]
+    words = shlex.split(line, comments=True)
+    assert words == ["models", "fetch", "CONFIG", "champion", "/srv/digits"]
+    served = tmp_path / "srv" / "digits"
+    fetch = [{"CONFIG": config_file, "/srv/digits": served}.get(word, word) for word in words]
+    for number in (1, 2):
+        publish(number)
+    with PollingServer(served) as server:
+        assert command(*fetch) == f"{served}/2\n"
+        server.wait()
+        command("models", "rollback", config_file)
+        output = command(*fetch)
+        server.wait()
+        command("models", "promote", config_file, "2")
+        assert command(*fetch) == f"{served}/2\n"
+    assert server.served == ["2", "1", "2"] and server.damage == []
+    assert output.splitlines() == [
+        f"{served}/1",
+        f"withdrawn and removed: {served}/2",
+        f"a server that polls {served} serves version 1 (@champion)",
+    ]
 
 
 def test_a_store_that_was_not_tested_is_refused_with_the_reason(config_file, command):

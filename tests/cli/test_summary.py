@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.commands.run import compute_exit_status
 from pipeline_ops.cli.run_view import RunStatus, TaskStatus
 from pipeline_ops.cli.summary import summarize_run
@@ -95,6 +96,16 @@ def test_a_whole_run(config_file, make_artifact):
     assert summary["report"] == str(Path(exported).parent / "report.html")
     assert summary["predictions"] == str(Path(verdict).parent / "predictions.png")
     assert compute_exit_status(run) == 0
+
+
+def test_a_small_test_split_is_among_the_reasons(config_file, make_artifact):
+    [warning] = describe_small_splits({"test": 2})
+    data = make_artifact("preprocess", {})
+    trained = make_artifact("train", {"preprocess": data})
+    inputs = {"preprocess": data, "train": trained}
+    verdict = make_artifact("evaluate", inputs, warnings=[warning])
+    run = make_run("success", done("evaluate", verdict))
+    assert summarize_run(load_config(config_file), run)["gate"]["reasons"][-1] == warning
 
 
 def test_a_run_that_failed_at_once_has_all_names_too(config_file):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from config_files import set_words
+from config_files import set_words, write_config
 
 from pipeline_ops.cli.main import main
 
@@ -32,7 +33,7 @@ def pictures(config_file) -> Path:
         )
     for label in "01":
         (config_file.parent / "raw" / label / "a.png").unlink()
-    return config_file
+    return write_config(config_file.parent, {"train.global_batch_size": 8}, config_file)
 
 
 def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
@@ -232,3 +233,61 @@ def test_a_serve_that_does_something_else_is_found_before_the_training(
         assert code == (78 if fault else 0), output
         where = f"preprocess.stages.1.{name}:invert: `serve` of the stage {name}:invert {fault}"
         assert (where in output) == bool(fault)
+
+
+def test_fewer_images_than_one_batch_are_refused_as_the_training_does(pictures, capsys):
+    raw = pictures.parent / "raw"
+    code, output = deep(capsys, pictures, "train.global_batch_size=30")
+    assert code == 65 and output == (
+        f"the train split of {raw} has 29 examples, fewer than one global batch (30). "
+        "Lower train.global_batch_size or add data.\n"
+    )
+    per_replica = ("train.batch_size_per_replica=15", "train.global_batch_size=null")
+    code, output = deep(capsys, pictures, *per_replica)
+    assert code == 65 and "Lower train.batch_size_per_replica or add data" in output
+    assert deep(capsys, pictures, "train.global_batch_size=29")[0] == 0
+
+
+def test_fewer_images_than_shards_are_refused_as_the_preprocessing_does(pictures, capsys):
+    code, output = deep(capsys, pictures, "preprocess.shards=30")
+    assert code == 65
+    assert "the train split has 29 records, too few for 30 shards. Add images, or lower" in output
+
+
+def test_a_search_needs_enough_images_for_one_of_its_trials(pictures, capsys):
+    search = "search={parameters: {train.global_batch_size: [%s]}, max_parallel: 1}"
+    assert deep(capsys, pictures, search % "30, 29")[0] == 0
+    code, output = deep(capsys, pictures, search % "60, 30")
+    assert code == 65 and "fewer than one global batch (30)" in output
+
+
+SEVERAL = """
+from beam_jobs.stages.stage import Example, parameters
+
+@parameters
+class Copies:
+    pass
+
+def copies(example: Example, parameters: Copies) -> list[Example]:
+    return [example.replace(key=f"{example.key}#{number}") for number in range(3)]
+"""
+
+
+def test_a_stage_that_may_make_more_examples_leaves_the_count_to_the_training(
+    pictures, capsys, monkeypatch
+):
+    (pictures.parent / "own_copies.py").write_text(SEVERAL)
+    monkeypatch.syspath_prepend(pictures.parent)
+    own = "{name: own_copies:copies, served: by_client}"
+    for stage in (own, "{name: tile, parameters: {height: 6, width: 6}, served: by_client}"):
+        chain = f"preprocess.stages=[{{decode: {{channels: 1}}}}, {stage}]"
+        code, output = deep(capsys, pictures, chain, "train.global_batch_size=64")
+        assert "fewer than one global batch" not in output, output
+
+
+def test_small_splits_are_named(pictures, capsys):
+    code, output = deep(capsys, pictures)
+    counts = re.search("checked +29 train, ([0-9]+) validation, ([0-9]+) test images", output)
+    assert code == 0 and counts
+    for split, count in zip(("validation", "test"), counts.groups(), strict=True):
+        assert f"look at    Only {count} images are in the {split} split, fewer than 30" in output

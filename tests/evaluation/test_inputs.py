@@ -130,6 +130,17 @@ def test_examples_that_a_later_generation_has_removed_are_not_asked(sandbox, tmp
     )
 
 
+def test_a_test_split_of_a_handful_is_a_warning_among_the_figures(sandbox, tmp_path):
+    """Of the 100 test images, a later generation has removed the most."""
+    uri = remove_from_tests(sandbox.dataset, tmp_path / "later", [*range(18)], num_shards=4)
+    for dataset, count in ((sandbox.dataset, 0), (uri, 1)):
+        train = sandbox.train("good", dataset=dataset, tag=str(count))
+        _, folder = sandbox.run(
+            sandbox.plan("evaluate", train, dataset=dataset, evaluate__gate=LENIENT), str(count)
+        )
+        assert len(read_figures(folder).warnings) == count
+
+
 def test_a_test_split_of_which_something_else_is_removed_than_was_planned_is_refused(
     sandbox, tmp_path
 ):

@@ -15,6 +15,7 @@ from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
@@ -331,6 +332,13 @@ def test_warnings_and_the_batch_by_replica_are_in_the_report():
     page = Page(render(dataset={"warnings": ["A <b>split</b> is odd."]}, training=training))
     assert "A <b>split</b> is odd." in page.text
     assert "2 x 32." in page.text and "starts from <60 %> of the parameters" in page.text
+
+
+def test_a_small_test_split_is_named_beside_the_gate():
+    [warning] = describe_small_splits({"test": 9})
+    html = render(num_examples=9, figures={"warnings": [warning]})
+    gate = html[html.index('<section id="gate">') : html.index('<section id="models">')]
+    assert warning in Page(gate).text
 
 
 def describe_losses(train: tuple, validation: tuple, training: dict, dataset: dict) -> str:

@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.manifest import (
     write_manifest,
 )
 from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
-from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.registry.registry import Registry
@@ -170,6 +170,22 @@ def test_a_champion_that_was_promoted_meanwhile_stays_and_the_job_says_who_it_is
     ):
         sandbox.run(late)
     assert sandbox.registry.find_champion().number == 1 and numbers(sandbox) == [1, 2]
+
+
+def test_a_champion_of_another_pipeline_is_not_replaced_and_nothing_is_published(sandbox):
+    """The evaluation was made while the config still shared the model."""
+    first = planned(sandbox, "fair")
+    pets = first.request.model_copy(update={"pipeline": "pets"})
+    sandbox.run(dataclasses.replace(first, request=pets))
+    train = sandbox.train("good")
+    evaluation = sandbox.evaluate(train, export__shared_with=["pets"])
+    with pytest.raises(ConfigError, match="comes from pipeline pets, and this is digits"):
+        sandbox.run(sandbox.plan("export", train, evaluation))
+    assert sandbox.registry.find_champion().number == 1 and numbers(sandbox) == [1]
+    with pytest.raises(ConfigError, match="comes from pipeline pets, and this is digits"):
+        sandbox.plan("evaluate", train)
+    sandbox.run(sandbox.plan("export", train, evaluation, export__shared_with=["pets"]))
+    assert sandbox.registry.find_champion().number == 2
 
 
 def test_a_damaged_version_is_not_put_in_service(sandbox):

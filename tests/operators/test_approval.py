@@ -79,11 +79,13 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(sandbox
     figures = EvaluationFigures.model_validate(read_manifest(sandbox.evaluate(train)).figures)
     text = "recall of class ``` [x](javascript:alert(1)) <script> 0.9"
     hostile = figures.rules[0].model_copy(update={"text": text})
-    figures = figures.model_copy(update={"rules": [*figures.rules, hostile]})
+    changes = {"rules": [*figures.rules, hostile], "warnings": ["Only 2 images"]}
+    figures = figures.model_copy(update=changes)
     config = sandbox.config(evaluate__approval=APPROVAL)
     subject, body = _format_question(config, config.evaluate.approval, figures, "run")
     assert subject == "Publish a new version of digits?"
     assert "[The report](http://localhost:8080/dags/digits/runs/run/plugin/" in body
     assert body.endswith(" UTC, it is not published.\n")
     assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
+    assert body.index("Only 2 images") < body.rindex("```")
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")

@@ -107,6 +107,14 @@ def wait_for_workers(handle: JobHandle, count: int) -> None:
     wait_until(lambda: len(list_group(handle)) >= count, 120)
 
 
+def test_data_that_fill_no_batch_fail_the_task_before_it_starts_a_job(run):
+    made = run(**{"train.global_batch_size": 100_000})
+    problem = r"the train split of .* has \d+ examples, fewer than one global batch \(100000\)"
+    with pytest.raises(AirflowFailException, match=problem):
+        made.execute()
+    assert STORE_KEY not in made.store and made.record().exit_code == ExitCode.DATA
+
+
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
     first, second = run(), run()
     manifest = first.execute()

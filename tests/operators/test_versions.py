@@ -24,6 +24,7 @@ from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.tasks import PreprocessOperator
 from pipeline_ops.planning.inputs import find_warm_start
 from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -42,12 +43,13 @@ def make_dataset(root: Path, content: str) -> str:
     return manifest.digest
 
 
-def publish(root: Path, number: int) -> Manifest:
+def publish(root: Path, number: int, pipeline: str = "digits") -> Manifest:
     folder = root / "models" / "digits" / str(number)
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_text(f"version {number}")
     figures = make_model_figures(number)
-    manifest = make_manifest("export", figures=figures, files=list_files(folder))
+    files = list_files(folder)
+    manifest = make_manifest("export", figures=figures, files=files, pipeline=pipeline)
     write_manifest(folder, manifest)
     return manifest
 
@@ -120,4 +122,20 @@ def test_weights_that_are_not_there_fail_the_first_task_and_nothing_is_preproces
     publish(tmp_path, 1)
     with pytest.raises(AirflowFailException, match=f"train.warm_start: {wrong}"):
         preprocess(tmp_path, author={"train.warm_start": source})
+    assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()
+
+
+@pytest.mark.parametrize("key", ["export.model", "train.warm_start"])
+def test_a_model_of_another_pipeline_fails_the_first_task_and_nothing_is_preprocessed(
+    tmp_path, key
+):
+    publish(tmp_path, 1, pipeline="pets")
+    author = {"train.warm_start": "version 1"}
+    if key == "export.model":
+        author = {}
+        Registry(tmp_path / "models" / "digits").promote(1, "by hand")
+    wrong = rf"digits.yaml:\d+: {key}: the .* comes from pipeline pets, and this is digits"
+    with pytest.raises(AirflowFailException, match=wrong) as failed:
+        preprocess(tmp_path, author=author)
+    assert "set export.shared_with: [pets]" in str(failed.value)
     assert not Layout(open_root(tmp_path), "digits").attempts("run-1", "preprocess").local.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import threading
@@ -15,7 +16,7 @@ from publishers import publish
 from pipeline_ops.artifacts.manifest import NAME, Input, list_files, write_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import move
-from pipeline_ops.registry.registry import Registry
+from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.versions import fetch_version, list_numbers
 
 
@@ -38,6 +39,19 @@ def test_a_model_is_published_once(registry):
     assert publish(registry, "a").number == publish(registry, "a").number == 1
     assert [version.number for version in registry.find_by_training("a")] == [1]
     assert registry.find_by_training("b") == []
+
+
+def test_a_champion_that_may_not_be_replaced_stays(registry):
+    for digest in "ab":
+        publish(registry, digest)
+    registry.promote(1, "first", check_replaced=pytest.fail)  # nothing is replaced
+
+    check = functools.partial(check_origin, pipeline="rows", shared_with=["q"])
+    with pytest.raises(ConfigError, match=r"comes from pipeline p, .*shared_with: \[q, p\]"):
+        registry.promote(2, "better", 1, check)
+    assert registry.find_champion().number == 1 and moves(registry) == [1]
+    registry.promote(2, "better", 1, functools.partial(check, shared_with=["p"]))
+    assert moves(registry) == [1, 2]
 
 
 def test_promoting_moves_the_champion_once_and_remembers_why(registry):

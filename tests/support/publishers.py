@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import signal
+import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from failing_syscalls import fail_syscalls
 from manifests import make_manifest
 
 from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
 from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.registry.polled_folder import PolledFolder
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import Version, VersionWriter
 from pipeline_ops.storage.object_store import _make_client
@@ -119,6 +124,32 @@ def publish_and_report(location: str, digest: str, answers) -> None:
         answers.put(publish(Registry(location), digest).number)
     except Exception as error:
         answers.put(f"{type(error).__name__}: {error}")
+
+
+_CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree"}
+
+
+def follow(location: str, folder: str, alias: str, killed_before: int | None = None) -> None:
+    """Fetches the version of an alias. Is killed before a change of the disk, by its number."""
+    changes = 0
+
+    def kill(event: str, arguments: tuple) -> None:
+        nonlocal changes
+        is_writing = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+        if event in _CHANGES or is_writing:
+            if changes == killed_before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            changes += 1
+
+    if killed_before is not None:
+        sys.addaudithook(kill)
+    PolledFolder(Path(folder), Registry(location)).follow(alias)
+
+
+def follow_without_exchange(location: str, folder: str) -> None:
+    """Fetches the champion on a file system that cannot exchange two names."""
+    fail_syscalls({"renameat2": errno.EINVAL})
+    follow(location, folder, "champion")
 
 
 def wait_until(condition, seconds: float = 60.0) -> None:

@@ -248,6 +248,7 @@ NOT_DRAWN = {
     "evaluate.approval.": "a person has to answer",
     "export.registry": "group stores has registries in buckets",
     "export.model": "it is the name of the pipeline",
+    "export.shared_with": "no other pipeline publishes the model",
 }
 """Keys, or the beginnings or ends of keys, that are not drawn, with the reason."""
 

@@ -213,16 +213,21 @@ class Sandbox:
         return train
 
 
-def remove_from_tests(dataset: str, folder: Path, positions: Sequence[int]) -> str:
+def remove_from_tests(
+    dataset: str, folder: Path, positions: Sequence[int], num_shards: int = 1
+) -> str:
     """A copy of a data set of which a later generation has removed some examples from the first
-    test shard; its URI."""
+    test shards; its URI."""
     uri = copy_dataset(dataset, folder)
     manifest = read_manifest(uri)
-    first = list_shards(manifest, "test")[0].path
+    shards = [shard.path for shard in list_shards(manifest, "test")[:num_shards]]
     figures = DatasetFigures.model_validate(manifest.figures)
-    counts = figures.num_examples | {"test": figures.num_examples["test"] - len(positions)}
+    num_left = figures.num_examples["test"] - len(positions) * len(shards)
     changed = figures.model_copy(
-        update={"removed": {first: list(positions)}, "num_examples": counts}
+        update={
+            "removed": {shard: list(positions) for shard in shards},
+            "num_examples": figures.num_examples | {"test": num_left},
+        }
     )
     write_manifest(folder, manifest.model_copy(update={"figures": changed.model_dump(mode="json")}))
     return uri

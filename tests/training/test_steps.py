@@ -10,7 +10,7 @@ import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.train import check_dataset
@@ -45,6 +45,13 @@ def test_frozen_epochs_must_end_before_the_training(make_job, tmp_path):
     weights = {"train__warm_start": str(file), "train__freeze_epochs": 1}
     job = make_job("frozen", **options(5), **weights)
     with pytest.raises(ConfigError, match=r"the number of epochs \(1\), got 1. Raise train.steps"):
+        check_dataset(job, Train.model_validate(job.request.config))
+
+
+def test_data_that_fill_no_batch_end_the_job_before_its_gang(make_job):
+    job = make_job("small", **options(5) | {"train__global_batch_size": 100_000})
+    message = r"the train split of .* has \d+ examples, fewer than one global batch \(100000\)"
+    with pytest.raises(DataError, match=message):
         check_dataset(job, Train.model_validate(job.request.config))
 
 

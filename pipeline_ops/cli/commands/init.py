@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
 
 _MAX_REJECTS_SHOWN = 10
-_MIN_TEST_IMAGES = 20
-"""Fewer make the figures of the gate a matter of chance."""
 _GENERIC_NAMES = ("data", "dataset", "images", "img")
 _NAMING_SOURCES = ("voc", "csv", "jsonl", "cvat")
 """The sources whose annotations name the classes and do not number them."""
@@ -247,7 +246,7 @@ def _list_facts(
     match: SourceMatch, data: DataSummary, budget: Budget | None, is_complete: bool
 ) -> Iterator[tuple[str, str]]:
     """The lines about a data set and the training, each with the word before it."""
-    from beam_jobs.sources.wording import count, join_names
+    from beam_jobs.sources.wording import join_names
 
     certainty = "certain" if match.is_certain else "likely"
     yield "source", f"{match.type} ({certainty}): {match.reason}"
@@ -257,9 +256,7 @@ def _list_facts(
     yield "images", f"{data.describe_splits()}; {data.sample.describe_sizes()}"
     yield from (("sampled", remark) for remark in data.remarks)
     yield from (("look at", note) for note in data.notes)
-    if (num_test := data.num_images["test"]) < _MIN_TEST_IMAGES:
-        tests = f"one of {count(num_test, 'test image')} changes the gate's figure by"
-        yield "too few", f"{tests} {1 / num_test:.0%}, so the gate says little. Add images"
+    yield from (("too few", warning) for warning in describe_small_splits(data.num_images))
     if data.untested:
         names = join_names(data.untested, 3) + (" classes" if len(data.untested) > 3 else "")
         tests = f"no test image of {names} (the first image of a class is for training), so no"

@@ -17,10 +17,9 @@ from pipeline_ops.cli.arguments import Commands, add_command, add_config
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import CHAMPION
+from pipeline_ops.registry.polled_folder import PolledFolder
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import read_manifests
-from pipeline_ops.storage.local_files import staging_folder
-from pipeline_ops.system.locks import exclusive_lock
 
 _NUM_METRICS = 4
 """A version is one line. `--json` and the page of the model have all of its metrics."""
@@ -37,7 +36,8 @@ Examples:
   trainyard models alias digits.yaml canary 4    point @canary at version 4
   trainyard models retire digits.yaml --keep 5   remove old versions
   trainyard models fetch digits.yaml champion /srv/models
-                                                 copy the champion
+                                                 make a server of /srv/models
+                                                 serve the champion
 """
 
 
@@ -191,24 +191,18 @@ def retire(arguments: argparse.Namespace) -> int:
 
 
 def fetch(arguments: argparse.Namespace) -> int:
-    """Copy a version to FOLDER/<number>, for a model server."""
-    registry, given = _open_registry(arguments.config), arguments.version
-    version = (
-        registry.get_version(int(given)) if given.isdecimal() else registry.find_by_alias(given)
-    )
-    if version is None:
-        raise ConfigError(
-            f"{registry.location}: no version has the alias {given}. "
-            f"Existing aliases: {', '.join(registry.read_aliases().names) or 'none'}."
-        )
-    target = arguments.folder.resolve() / str(version.number)
-    if not target.exists():
-        with (
-            exclusive_lock(target.with_name(".fetch.lock"), f"copies into {target.parent}", 60.0),
-            staging_folder(target) as staging,
-        ):
-            version.copy_to(staging)
-    print(target)
+    """Copy a version to FOLDER/<number>, for a model server.
+
+    Of an alias, the copy becomes the highest number in FOLDER, which a server that
+    polls FOLDER serves: higher numbers are withdrawn, and copies of versions that the
+    registry no longer has are removed. A version number is only copied.
+
+    Prints the path of the copy, and a line for each other change.
+    """
+    given = arguments.version
+    target = PolledFolder(arguments.folder.resolve(), _open_registry(arguments.config))
+    lines = target.add(int(given)) if given.isdecimal() else target.follow(given)
+    print("\n".join(lines))
     return 0
 
 

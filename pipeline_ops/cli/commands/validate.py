@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -20,13 +24,19 @@ from pipeline_ops.cli.arguments import (
     read_source,
 )
 from pipeline_ops.cli.commands.doctor import check_executor
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.schedule import Schedule
-from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.model_check import PlannedTraining
-from pipeline_ops.planning.inputs import check_warm_start
+from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.storage_probe import check_storage
-from pipeline_ops.planning.trials import check_trials, get_monitor, plan_trials
+from pipeline_ops.planning.trials import (
+    build_trial_config,
+    check_trials,
+    get_monitor,
+    plan_trials,
+)
 from pipeline_ops.raw_data.folder import find_raw_folder, validate_interval
 
 
@@ -55,7 +65,39 @@ def validate(arguments: argparse.Namespace) -> int:
         except TrainyardError as error:
             print(error, file=sys.stderr)
             status = status or error.exit_code
+    for problem in _find_shared_models(list_config_files(arguments.configs), overrides):
+        print(problem, file=sys.stderr)
+        status = status or ExitCode.CONFIG
     return status
+
+
+def _find_shared_models(files: Iterable[Path], overrides: Mapping[str, Any]) -> Iterator[str]:
+    """Names each two pipelines that publish one model without naming each other."""
+    by_registry: dict[str, list[PipelineConfig]] = defaultdict(list)
+    for file in files:
+        with contextlib.suppress(ConfigError):  # reported already
+            config = load_config(file, overrides)
+            by_registry[str(config.registry)].append(config)
+    for registry, configs in by_registry.items():
+        for first, second in itertools.combinations(configs, 2):
+            names = first.pipeline, second.pipeline
+            lacking = [
+                (config, other)
+                for config, other in ((first, names[1]), (second, names[0]))
+                if other not in (config.pipeline, *config.export.shared_with)
+            ]
+            if lacking:
+                shares = " and ".join(
+                    f"export.shared_with: [{', '.join((*each.export.shared_with, other))}] in "
+                    f"{each.file.name}"
+                    for each, other in lacking
+                )
+                yield (
+                    f"{first.locate(('export', 'model'))} and "
+                    f"{second.locate(('export', 'model'))}: export.model: the pipelines "
+                    f"{' and '.join(names)} publish the same model, {registry}, and would replace "
+                    f"each other's. Give one of them another model, or set {shares}."
+                )
 
 
 def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> None:
@@ -65,8 +107,12 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
         raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:
         check_trials(config, plan_trials(config))
-    check_warm_start(config)
     lines = list(summarize_pipeline(config).items())
+    try:
+        find_champion(config)
+    except MachineError as error:  # an author's host may lack the access that a run has
+        lines.append(("registry", f"its champion could not be checked: {error}"))
+    check_warm_start(config)
     if is_deep:
         lines += _check_data(config)
     print(f"{file}: ok")
@@ -82,23 +128,32 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     work.
     """
     from beam_jobs.planning.duplicates import decide_collection
-    from beam_jobs.validation import try_stages, validate_model, validate_plan
+    from beam_jobs.validation import try_stages, validate_model, validate_plan, validate_size
     from pipeline_ops.cli.record_remarks import describe_records
 
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     validate_plan(preprocess, source, decision)
+    validate_size(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
     validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
-    images = ", ".join(f"{len(members)} {name}" for name, members in decision.by_split.items())
+    counts = {name: len(members) for name, members in decision.by_split.items()}
+    images = ", ".join(f"{count} {name}" for name, count in counts.items())
     max_detections = config.train.model_parameters.get("max_detections")
-    notes = describe_records(decision.by_split, max_detections)
+    notes = describe_records(decision.by_split, max_detections) + describe_small_splits(counts)
     return [
         *(("look at", note) for note in notes),
         ("checked", f"{images} images; the model {config.train.model} accepts them"),
     ]
+
+
+def _find_smallest_batch(config: PipelineConfig) -> Train:
+    """Returns the training that needs the fewest examples, of a search that of a trial."""
+    trials = plan_trials(config) if config.search else []
+    trains = [build_trial_config(config, trial).train for trial in trials] or [config.train]
+    return min(trains, key=lambda train: train.batch_size)
 
 
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from config_files import set_words
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.sources.source import SourceFailed
@@ -238,7 +239,8 @@ def test_the_commands_that_read_the_data_run_the_source(named, capsys, tmp_path)
     text = re.sub(r"(height|width): 8", r"\1: 16", named.config_file.read_text())
     named.config_file.write_text(text)
     named.add("odd.png", b"x")
-    arguments = [str(named.config_file), "--set", "preprocess.rejects.max_count=1"]
+    words = set_words("preprocess.rejects.max_count=1", "train.global_batch_size=8")
+    arguments = [str(named.config_file), *words]
     assert main(["validate", "--deep", *arguments]) == 0, capsys.readouterr().err
     assert re.search(r"checked +\d+ train, \d+ validation, \d+ test", capsys.readouterr().out)
     picture = tmp_path / "picture.png"

@@ -37,7 +37,7 @@ from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import OUT_OF_MEMORY, adopt_orphans, count_memory_kills
 from pipeline_ops.system.processes import (
     ATTEMPT_VARIABLE,
-    SAFE_PATH,
+    JOB_PYTHON,
     ProcessIdentity,
     collect_children,
     kill_group,
@@ -86,7 +86,7 @@ def _run(attempt: Attempt[StorePath], module: str) -> int:
     log = make_local_folder(attempt.folder) / attempt.log.name
     argv = [sys.executable, "-m", module, "--request", str(attempt.request)]
     mark = (ATTEMPT_VARIABLE, str(attempt.folder))
-    variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | SAFE_PATH
+    variables = {ATTEMPT_VARIABLE: str(attempt.folder), INIT_VARIABLE: "1"} | JOB_PYTHON
     started = start_detached(argv, log, env=os.environ | variables, cwd=Path("/"))
     job = ProcessIdentity.from_pid(started.pid)
     code = _wait(job, log, is_stopping)

@@ -32,6 +32,10 @@ ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
 """The environment variable that holds the folder of the attempt in each process of a job."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Keeps Python from importing modules from the working folder or from the folder of a script."""
+JOB_PYTHON = SAFE_PATH | {"PYTHONHASHSEED": "0"}
+"""The variables of Python in a job. All its processes walk a set of texts in the same order, so a
+model whose layers are made in such an order has them in one order everywhere.
+"""
 _Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 

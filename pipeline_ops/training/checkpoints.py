@@ -8,7 +8,7 @@ warning, and the previous one is used.
 Training waits for the copy, and for the previous file if that is still being written. The next call
 here raises an error of the background thread.
 
-    checkpoint-000000200.npz   w0000.. weights, o0000.. optimizer, state
+    checkpoint-000000200.npz   w0000.. weights, o0000.. optimizer, their paths, state
     best-00003.npz             the weights of an epoch that was the best when it ended
 
 With a bucket as storage root, the folder is on the host's own disk, and the names begin with the
@@ -27,10 +27,12 @@ resumes. Such a launcher removes only checkpoints of its own token, or of an ear
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import tempfile
 import time
@@ -39,11 +41,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.storage.checksums import Checksums, compute_checksums
+from pipeline_ops.storage.checksums import Checksums, compute_checksums, compute_digest
 from pipeline_ops.storage.local_files import link_file, open_new_below, remove_own_folder
 from pipeline_ops.storage.parsing import JsonModel, parse_json_as
 from pipeline_ops.storage.store_path import StorePath
@@ -53,7 +55,9 @@ _STEM = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})")
 _OBJECT = re.compile(r"([0-9]{8})/[0-9a-f]{64}\.npz")
 _LOCK_SECONDS = 3600.0
 _FileName = Annotated[str, Field(pattern=r"^(checkpoint-[0-9-]{9,18}|best-[0-9]{5,9})\.npz$")]
-_STATE_KEY = "state"
+_STATE_KEY, _PATHS_KEY = "state", "paths"
+_MAX_PATHS, _MAX_PATH_BYTES = 8, 100
+"""The most paths that a message lists, and the end of a path that workers exchange."""
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
 _READY = b"r"
@@ -68,6 +72,20 @@ Gather = Callable[[bytes], list[bytes]]
 
 A message has at most 128 bytes, without blanks at its end.
 """
+
+
+class Paths(NamedTuple):
+    """The paths of a loop's weights and of its optimizer's variables, in the order of the arrays.
+
+    A file has them beside its arrays, because another process may make the layers in another order.
+    Empty in a file of others.
+    """
+
+    weights: list[str] = []
+    optimizer: list[str] = []
+
+
+_PATHS, _NO_PATHS = TypeAdapter(Paths), Paths()
 
 
 class DivergedStep(JsonModel):
@@ -92,9 +110,9 @@ class TrainingState(JsonModel):
     step: int = 0
     epoch_sums: EpochSums = EpochSums()
     learning_rate: float
-    new_weights: list[int] = []
-    """The weights that the warm start has not set, by their positions in `model.weights`. Only they
-    learn in the first `train.freeze_epochs` epochs."""
+    new_weights: list[str] = []
+    """The paths of the weights that the warm start has not set. Only they learn in the first
+    `train.freeze_epochs` epochs."""
     history: list[Epoch] = []
     best: dict[str, float] = {}
     patience: dict[str, int] = {}
@@ -266,7 +284,7 @@ class Checkpoints:
     All workers call `save`, `roll_back` and `restore_common` in the same order. Only the chief
     writes. It keeps the `keep` newest with the best weights that they refer to. `store` is None if
     the folder itself is in the store. `warn` is called with a message for each failed upload, by
-    another thread.
+    another thread. Arrays are given and returned in the order of `paths`.
     """
 
     def __init__(
@@ -277,8 +295,9 @@ class Checkpoints:
         warn: Callable[[str], None] = lambda message: None,
         gather: Gather = lambda message: [message],
         is_chief: bool = True,
+        paths: Paths = _NO_PATHS,
     ):
-        self.folder, self._keep = folder, keep
+        self.folder, self._keep, self._paths = folder, keep, paths
         self.store, self._warn, self._gather, self._is_chief = store, warn, gather, is_chief
         self.saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
         self._remedy = "Mount the same folder on all hosts."
@@ -314,6 +333,7 @@ class Checkpoints:
         arrays = name_arrays("w", self._weights.copy(weights))
         arrays |= name_arrays("o", self._optimizer.copy(optimizer))
         arrays[_STATE_KEY] = np.frombuffer(state.model_dump_json().encode(), np.uint8)
+        arrays |= pack_paths(self._paths)
         checkpoint = CheckpointId(self.store.token if self.store else 0, state.step)
         self._written = self._writer.submit(self._write, checkpoint, arrays, state.best_epoch, best)
 
@@ -363,8 +383,10 @@ class Checkpoints:
         that is complete for one of them may be damaged or missing for another: a bad disk under a
         cache, or a share with an older state. So they exchange name and digest of the checkpoint,
         and go back together. `warn` is called for each one that is damaged here or unreadable for
-        others. Raises MachineError if only some workers find any, or if its contents differ.
+        others. Raises MachineError if only some workers find any, or if its contents differ, and
+        ConfigError if the workers have built different models.
         """
+        self._require_equal_paths()
         at_most = None
         while True:
             restored = self.restore(warn, at_most)
@@ -393,6 +415,25 @@ class Checkpoints:
                 f"is newer than step {at_most.step}, but other workers read the one of step "
                 f"{newest.step}. All workers resume from step {at_most.step}."
             )
+
+    def _require_equal_paths(self) -> None:
+        """Raises ConfigError if the weights of the workers have other paths or another order."""
+        digest = compute_digest(self._paths)
+        if len(set(self._gather(digest.encode()))) == 1:
+            return
+        counts = self._gather(str(len(self._paths.weights)).encode())
+        for number in range(min(map(int, counts))):
+            path = self._paths.weights[number].encode()[-_MAX_PATH_BYTES:]
+            if len(found := set(self._gather(path))) > 1:
+                names = " and ".join(sorted(each.decode(errors="replace") for each in found))
+                break
+        else:
+            names = f"{' and '.join(sorted({each.decode() for each in counts}))} weights in all"
+        raise ConfigError(
+            f"train.model builds different models in the workers of the gang: they have {names} at "
+            "the same place. The function must build the same model each time. Do not let its "
+            "layers depend on chance, time, the host or the order of a set."
+        )
 
     def restore(
         self, warn: Callable[[str], None], at_most: CheckpointId | None = None
@@ -440,7 +481,7 @@ class Checkpoints:
                 self._get_path(other).unlink(missing_ok=True)
         file, best_file = self._get_path(checkpoint), self._get_best_path(max(best_epoch, 0))
         if best is not None:
-            write_arrays(best_file, best)
+            write_arrays(best_file, best, self._paths.weights)
         write_npz(file, arrays)
         for old in self._list_newest_first()[self._keep :]:
             self._get_path(old).unlink(missing_ok=True)
@@ -486,11 +527,16 @@ class Checkpoints:
             self._warn(f"the checkpoint of step {step} was not stored: {error}")
 
     def _read(self, checkpoint: CheckpointId) -> Restored:
-        arrays = read_npz(self._get_path(checkpoint))
+        file, best = self._get_path(checkpoint), None
+        arrays = read_npz(file)
         state = TrainingState.model_validate_json(arrays[_STATE_KEY].tobytes())
-        best = read_arrays(self._get_best_path(state.best_epoch)) if state.best_epoch >= 0 else None
+        if state.best_epoch >= 0:
+            best = read_arrays(self._get_best_path(state.best_epoch), self._paths.weights)
         digest = compute_weights_digest([arrays[name] for name in sorted(arrays)] + (best or []))
-        weights, optimizer = select_arrays("w", arrays), select_arrays("o", arrays)
+        stored = unpack_paths(arrays)
+        weights = arrange(select_arrays("w", arrays), stored.weights, self._paths.weights, file)
+        optimizer = select_arrays("o", arrays)
+        optimizer = arrange(optimizer, stored.optimizer, self._paths.optimizer, file)
         return Restored(state, weights, optimizer, best, digest, checkpoint)
 
     def _get_path(self, checkpoint: CheckpointId) -> Path:
@@ -555,14 +601,69 @@ def select_arrays(letter: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
     return [arrays[name] for name in sorted(arrays) if name.startswith(letter)]
 
 
-def read_arrays(path: Path) -> Arrays:
-    """Reads weights that `write_arrays` wrote."""
-    return select_arrays("w", read_npz(path))
+def pack_paths(paths: Paths) -> dict[str, np.ndarray]:
+    return {_PATHS_KEY: np.frombuffer(json.dumps(paths).encode(), np.uint8)}
 
 
-def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:
+def unpack_paths(arrays: Mapping[str, np.ndarray]) -> Paths:
+    """Returns the paths in a file of arrays. Raises ValueError if they are no lists of texts."""
+    if _PATHS_KEY not in arrays:
+        return _NO_PATHS
+    return _PATHS.validate_json(arrays[_PATHS_KEY].tobytes())
+
+
+def arrange(
+    arrays: Arrays, stored: Sequence[str], wanted: Sequence[str], location: str | Path
+) -> Arrays:
+    """Puts arrays with the stored paths into the order of the wanted ones.
+
+    They stay as they are where one of both has no paths. Raises ConfigError if the paths differ.
+    """
+    if not stored or not wanted or stored == wanted:
+        return arrays
+    found = dict(zip(stored, arrays, strict=True))
+    if found.keys() != set(wanted):
+        added, gone = (
+            ", ".join(sorted(one - other)[:_MAX_PATHS]) or "none"
+            for one, other in ((set(wanted), found.keys()), (found.keys(), set(wanted)))
+        )
+        raise ConfigError(
+            f"{location} has other weights than the model that train.model builds now: the file "
+            f"lacks {added}, and the model lacks {gone}. The function must build the same "
+            "model each time. Do not let its layers depend on chance, time or the environment."
+        )
+    return [found[path] for path in wanted]
+
+
+def number_paths(paths: Iterable[str]) -> list[str]:
+    """Makes paths unique: the second one of a name ends in #2."""
+    seen = collections.Counter[str]()
+    numbered = []
+    for path in paths:
+        seen[path] += 1
+        numbered.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return numbered
+
+
+def read_arrays(path: Path, wanted: Sequence[str] = ()) -> Arrays:
+    """Reads weights that `write_arrays` wrote, in the order of the wanted paths.
+
+    Raises ConfigError if the file has other paths.
+    """
+    arrays = read_npz(path)
+    return arrange(select_arrays("w", arrays), unpack_paths(arrays).weights, wanted, path)
+
+
+def read_named_arrays(path: Path) -> list[tuple[str, np.ndarray]]:
+    """Reads weights with their paths, which are empty in a file of others."""
+    arrays = read_npz(path)
+    found = select_arrays("w", arrays)
+    return [*zip(unpack_paths(arrays).weights or [""] * len(found), found, strict=True)]
+
+
+def write_arrays(path: Path, arrays: Sequence[np.ndarray], paths: Sequence[str] = ()) -> None:
     """Writes weights as one .npz file."""
-    write_npz(path, name_arrays("w", arrays))
+    write_npz(path, name_arrays("w", arrays) | pack_paths(Paths([*paths])))
 
 
 def compute_weights_digest(weights: Sequence[np.ndarray]) -> str:

@@ -39,7 +39,7 @@ from pipeline_ops.input.framework_internals import (
     list_layers,
 )
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
-from pipeline_ops.training.checkpoints import Arrays
+from pipeline_ops.training.checkpoints import Arrays, Paths, number_paths
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
 
@@ -165,6 +165,7 @@ class Loop(abc.ABC):
     _best_weights: Sequence[Any]
     """The same with averages instead of trained weights, if the optimizer keeps them."""
     _optimizer_variables: Sequence[Any]
+    _optimizer_paths: Sequence[str]
     is_traced = False
     """Whether the functions of a step are traced, as far as that can be done before a step."""
 
@@ -178,6 +179,14 @@ class Loop(abc.ABC):
                     "gradient (the layer's type is float8), which is not supported here. Build the "
                     "layer with another dtype."
                 )
+
+    @property
+    def paths(self) -> Paths:
+        """The paths of weights and optimizer, unique and in the order of `get_views`."""
+        return Paths(
+            number_paths(variable.path for variable in self.model.weights),
+            number_paths(self._optimizer_paths),
+        )
 
     @abc.abstractmethod
     def train(
@@ -340,6 +349,7 @@ class SynchronousLoop(Loop):
         self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keep_gradients(self._inner)
         self._weights, self._optimizer_variables = model.weights, self.optimizer.variables
+        self._optimizer_paths = [variable.path for variable in self.optimizer.variables]
         trained = model.trainable_variables
         averages = zip(trained, get_slots(self._inner).get("averages", trained), strict=True)
         average_of = {id(variable): average for variable, average in averages}

@@ -167,6 +167,7 @@ class ShardedOptimizer:
         for name, slot in get_slots(reference).items():
             self.slots[name] = [[create_zeros(shard) for shard in shards] for shards in weights]
             found |= {id(each): made for each, made in zip(slot, self.slots[name], strict=True)}
+        self.paths = [each.path for each in reference.variables]
         self.variables: list[VariableShards] = [found[id(each)] for each in reference.variables]
         """All variables in the order of a Keras optimizer.
 

@@ -54,7 +54,7 @@ from pipeline_ops.served.model import ServedClassifier, ServedDetector, ServedIm
 from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.storage.local_files import remove_own_folder, translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.training.checkpoints import read_arrays, write_arrays
+from pipeline_ops.training.checkpoints import number_paths, read_arrays, write_arrays
 
 _NUM_REFERENCE_EXAMPLES, _MAX_REFERENCE_IMAGES = 64, 96
 """Without raw records, and with them: the data set has 64 and a few of each rare kind of file."""
@@ -76,9 +76,10 @@ def export_saved_model(spec: CandidateSpec) -> None:
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     config_folder = Path(request.config_file).parent
     model = build_model(config, image_shape, num_classes, config_folder, for_training=False)
-    weights = read_arrays(work / TRAINED)
+    paths = number_paths(variable.path for variable in model.weights)
+    weights = read_arrays(work / TRAINED, paths)
     model.set_weights(weights)
-    write_arrays(folder / WEIGHTS, weights)
+    write_arrays(folder / WEIGHTS, weights, paths)
     served: ServedImages
     is_detector = dataset.figures.task == "detection"
     preprocessing = Preprocessing.of_dataset(dataset.figures)

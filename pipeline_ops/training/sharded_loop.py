@@ -112,6 +112,7 @@ class ShardedLoop(Loop):
             self._create_zeros,
         )
         self._optimizer_variables = self._optimizer.variables
+        self._optimizer_paths = self._optimizer.paths
         self._averages = self._optimizer.averages or self._trainable
         average_of = {
             id(shards): average

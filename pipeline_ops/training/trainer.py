@@ -219,8 +219,9 @@ class Trainer:
 
     def _find_frozen(self) -> set[int]:
         """Finds the weights that do not learn in the running epoch, by their positions."""
-        config, epoch, new = self.config, len(self.state.history), self.state.new_weights
-        paths = dict(enumerate(each.path for each in self.loop.model.weights))
+        config, epoch = self.config, len(self.state.history)
+        paths = dict(enumerate(self.loop.paths.weights))
+        new = {number for number, path in paths.items() if path in self.state.new_weights}
         ends = {pattern: end or MAX_EPOCHS for pattern, end in config.freeze.items()}
         found = {number for number in paths if epoch < (find_match(paths[number], ends) or 0)}
         return found | (paths.keys() - new if new and epoch < config.freeze_epochs else set())

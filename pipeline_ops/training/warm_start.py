@@ -26,7 +26,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.registry.weights import find_checkpoint
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpoints import Arrays, read_arrays
+from pipeline_ops.training.checkpoints import Arrays, number_paths, read_named_arrays
 from pipeline_ops.training.zoo_checkpoints import Backbone, convert_weight, match_backbone
 
 NamedArrays = list[tuple[str, np.ndarray]]
@@ -62,7 +62,7 @@ def read_warm_start(
     matches, and DataError if the URI cannot be read.
     """
     path = Path(uri).parent if Path(uri).name == NAME else Path(uri)
-    names, outside = [variable.path for variable in model.weights], list[str]()
+    names, outside = number_paths(each.path for each in model.weights), list[str]()
     checkpoint = find_checkpoint(path)
     try:
         if path.suffix in (".h5", ".keras"):
@@ -72,7 +72,12 @@ def read_warm_start(
             prefix = checkpoint or path / "variables" / "variables"
             source, outside = _read_variables(prefix, required, is_own=not checkpoint)
         elif path.suffix == ".npz":
-            source = [("", array) for array in read_arrays(path)]
+            stored = read_named_arrays(path)
+            by_path = _match_names(names, [name for name, _ in stored if name])
+            source = stored
+            if by_path:
+                arrays = dict(stored)
+                source = [(name, arrays[found]) for name, found in by_path.items()]
         else:
             raise ValueError(
                 f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "

@@ -57,6 +57,7 @@ from pipeline_ops.training.checkpoints import (
     Checkpoints,
     CheckpointStore,
     Gather,
+    Paths,
     TrainingState,
     compute_weights_digest,
     write_arrays,
@@ -250,7 +251,7 @@ def build_trainer(
         task,
         loop,
         input_pipeline,
-        _open_checkpoints(spec, config, gather, progress),
+        _open_checkpoints(spec, gather, progress, loop.paths),
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
         KerasCallbacks(
             config,
@@ -276,7 +277,7 @@ def build_trainer(
 
 
 def _open_checkpoints(
-    spec: WorkerSpec, config: Train, gather: Gather, progress: ProgressWriter
+    spec: WorkerSpec, gather: Gather, progress: ProgressWriter, paths: Paths
 ) -> Checkpoints:
     work, store = Path(spec.work), None
     if spec.stored:
@@ -290,6 +291,7 @@ def _open_checkpoints(
         lambda message: progress.report("warning", message=message),
         gather,
         spec.is_chief,
+        paths,
     )
 
 
@@ -299,7 +301,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
     work, paths = Path(spec.work), [format_worker_digest_name(spec.index)]
     write_atomically(work / paths[0], compute_weights_digest(weights).encode())
     if spec.is_chief:
-        write_arrays(work / TRAINED, weights)
+        write_arrays(work / TRAINED, weights, trainer.loop.paths.weights)
         facts = {
             "num_parameters": trainer.loop.model.count_params(),
             "strategy": chosen.name,
@@ -395,9 +397,7 @@ def initialize_training(
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)
         loop.assign(warm_start.weights)
         left_out = set(warm_start.left_out)
-        state.new_weights = [
-            position for position, each in enumerate(loop.model.weights) if each.path in left_out
-        ]
+        state.new_weights = [path for path in loop.paths.weights if path in left_out]
         message = f"starts from the weights of {request.inputs[WARM_START].uri}"
         if warm_start.taken:
             message += f", with {warm_start.taken}"

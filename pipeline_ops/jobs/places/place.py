@@ -24,7 +24,7 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
-from pipeline_ops.system.processes import SAFE_PATH
+from pipeline_ops.system.processes import JOB_PYTHON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     inherited = {
         name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_PREFIXES)
     }
-    return inherited | SAFE_PATH
+    return inherited | JOB_PYTHON
 
 
 def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -187,8 +187,8 @@ def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str
 def build_python_environment(hosts: Hosts) -> dict[str, str]:
     """The variables with which Python finds this project on a host."""
     if _has_image(hosts):
-        return SAFE_PATH | ({"PYTHONPATH": hosts.code} if hosts.code else {})
-    return SAFE_PATH | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
+        return JOB_PYTHON | ({"PYTHONPATH": hosts.code} if hosts.code else {})
+    return JOB_PYTHON | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
 
 
 def _has_image(hosts: Hosts) -> bool:

@@ -1,4 +1,4 @@
-"""Weights belong to their paths, not to their places: layers may be made in another order elsewhere."""
+"""Weights belong to their paths, not to their places, which differ between processes."""
 
 from __future__ import annotations
 

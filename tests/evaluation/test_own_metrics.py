@@ -6,9 +6,10 @@ import pytest
 from evaluation.evaluations import read_figures
 
 from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.job_code import add_user_files, validate_environment
-from pipeline_ops.user_code.models import validate_names
+from pipeline_ops.jobs.job_code import validate_environment
+from pipeline_ops.user_code.models import read_user_code, validate_names
 
 MODULE = "acme_vision.objectives"
 TOP_3, BRIER = {"metric": f"{MODULE}:top3"}, {"metric": f"{MODULE}:brier_error"}
@@ -83,12 +84,11 @@ def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tm
     (tmp_path / "beside.py").write_text(code)
     gate = [{"metric": "beside:top_2", "at_least": 0.5}]
     request = sandbox.plan("evaluate", sandbox.train("good")).request
-    config = request.config | {"gate": gate}
-    file = str(tmp_path / "digits.yaml")
-    request = request.model_copy(update={"config": config, "config_file": file})
-    assert add_user_files(request).user_files == {"beside.py": code}
+    own = read_user_code(Evaluate.model_validate(request.config | {"gate": gate}), tmp_path)
+    assert own.files == {"beside.py": code.encode()}
+    request = request.model_copy(update={"config": request.config | {"gate": gate}})
     with pytest.raises(ConfigError, match=r"beside\.py on .* is not the one that Airflow has"):
-        validate_environment(request)
+        validate_environment(request, tmp_path)
 
 
 def test_a_metric_that_does_not_exist_is_found_before_a_run(sandbox):

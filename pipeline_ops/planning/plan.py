@@ -53,7 +53,7 @@ from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import find_user_versions, read_user_code
 from pipeline_ops.user_code.modules import UserCode
 from pipeline_ops.user_code.sources import find_source_versions, read_source_code
-from pipeline_ops.user_code.stages import digest_stage_code, find_stage_versions
+from pipeline_ops.user_code.stages import find_stage_versions, read_stage_code
 
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 
@@ -130,12 +130,14 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     validate_interval(config)
     source, stages = config.preprocess.source, [stage.name for stage in config.preprocess.stages]
     raw_files = list_folder(find_raw_folder(config), layout.listings, source.file_patterns)
-    own = read_source_code(source, config.preprocess.files, config.file.parent)
+    folder = config.file.parent
+    own = read_source_code(source, config.preprocess.files, folder)
+    own |= read_stage_code(stages, folder)
     fingerprint = _fingerprint(
         "preprocess",
         run,
         {RAW_FILES: raw_files.digest},
-        code=digest_stage_code(stages) | own.digests,
+        code=own.digests,
         versions=find_stage_versions(stages) | find_source_versions(source),
     )
     inputs, digests = find_reference(config, layout, fingerprint)
@@ -149,7 +151,9 @@ def _plan_preprocess(run: _Run) -> JobPlan:
 
 def _plan_train(run: _Run) -> JobPlan:
     config, inputs, hosts = run.config, run.inputs("train"), run.config.hosts
-    own = read_user_code(config.train, config.file.parent)
+    own, stages = read_user_code(config.train, config.file.parent), config.preprocess.stages
+    # The candidate serves the stages. Their code belongs to the data set's fingerprint.
+    served = read_stage_code((stage.name for stage in stages), config.file.parent)
     fingerprint = _fingerprint(
         "train",
         run,
@@ -161,7 +165,7 @@ def _plan_train(run: _Run) -> JobPlan:
     if warm_start := find_warm_start(config, fingerprint):
         fingerprint = fingerprint.with_inputs({WARM_START: warm_start.digest})
         inputs[WARM_START] = warm_start
-    plan = _decide(_request("train", run, fingerprint, inputs, own, hosts=hosts), run)
+    plan = _decide(_request("train", run, fingerprint, inputs, served | own, hosts=hosts), run)
     return dataclasses.replace(plan, environment=make_hosts_variable(hosts))
 
 

@@ -125,11 +125,14 @@ def digest_tree(tree: ast.Module) -> str:
 
 
 def _dump(value: object, parts: list[str]) -> None:
-    """Appends a syntax tree as text, without empty fields, which some Pythons lack or do not show.
+    """Appends a syntax tree as text, without empty fields and parts, which not all Pythons have.
 
     So a job in another Python computes the digest that Airflow's has computed.
     """
     match value:
+        case ast.JoinedStr(values=values):
+            parts.append("JoinedStr")
+            _dump([each for each in values if getattr(each, "value", None) != ""], parts)
         case ast.AST():
             parts.append(f"{type(value).__name__}(")
             for name, field in ast.iter_fields(value):

@@ -78,11 +78,11 @@ class BuildShardOnEngine(BuildShard):
 def _find_fault(request: Request) -> ConfigError | None:
     config = Preprocess.model_validate(request.config)
     try:
-        stages = [stage.name for stage in config.stages]
+        stages, folder = [stage.name for stage in config.stages], Path(request.config_file).parent
         own_code = digest_stage_code(stages)
         if isinstance(config.source, BeamSource):  # other sources run in the driver
-            own_code |= digest_source_code(config.source, Path(request.config_file).parent)
-        validate_environment(request, own_code)
+            own_code |= digest_source_code(config.source, folder)
+        validate_environment(request, folder, own_code)
         for name in stages:
             find_stage(name)
     except ConfigError as error:

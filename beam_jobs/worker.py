@@ -28,6 +28,11 @@ from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import BeamRunner
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.host import count_cores
+from pipeline_ops.user_code.planned_imports import (
+    PlannedCode,
+    get_planned_code,
+    import_as_planned,
+)
 
 _BYTES_PER_PROCESS, _BYTES_PER_RECORD = 20e6, 10e3
 """With less work, starting a process costs more than it saves. Each record counts as work, too."""
@@ -120,6 +125,7 @@ _pool: ProcessPoolExecutor
 """The worker processes of this host. They cannot be part of a Beam step, which is copied."""
 _worker: PlanWorker
 """The worker of a process of the pool."""
+_until_exit = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -137,7 +143,8 @@ def open_pool(
     global _pool
     os.environ.update(_MALLOC_SETTINGS | os.environ)
     context = multiprocessing.get_context("spawn")
-    _pool = ProcessPoolExecutor(num_processes, context, _start_process, (spec, exchange))
+    start = (spec, exchange, get_planned_code())
+    _pool = ProcessPoolExecutor(num_processes, context, _start_process, start)
     with contextlib.suppress(BrokenProcessPool):  # `work_in_pool` finds it out, too
         for _ in range(num_processes):  # a process starts with a task that finds no other one free
             _pool.submit(os.getpid)
@@ -154,8 +161,12 @@ def work_in_pool(tasks: Iterable[ShardTask]) -> Iterator[PlanCounts | None]:
     return _pool.map(_work_in_process, tasks)
 
 
-def _start_process(spec: BuildSpec[PlanSummary], exchange: Exchange) -> None:
+def _start_process(
+    spec: BuildSpec[PlanSummary], exchange: Exchange, code: PlannedCode | None
+) -> None:
     global _worker
+    if code:
+        _until_exit.enter_context(import_as_planned(code))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")

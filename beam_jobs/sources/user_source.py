@@ -22,6 +22,7 @@ from pipeline_ops.config.sources import BoxOptions, OwnCodeSource, Source, UserS
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.user_code.modules import hide_modules, load_object, locate_error
+from pipeline_ops.user_code.planned_imports import get_planned_code
 from pipeline_ops.user_code.sources import digest_source_code, find_modules_in, find_source_path
 
 _LOCATION = ("preprocess", "source")
@@ -56,9 +57,10 @@ def read_user_records(source: UserSource, listing: Listing, config_file: Path) -
 def bind_source(source: OwnCodeSource, config_file: Path) -> Iterator[BoundSource]:
     """Yields the source, for use within the block. Modules next to the config are known there.
 
-    The `function` of a transform is its class.
+    A job takes those that travelled with its request. The `function` of a transform is its class.
     """
-    folder = Path(config_file).resolve().parent
+    planned = get_planned_code()
+    folder = planned.folder if planned else Path(config_file).resolve().parent
     with find_modules_in(folder):
         try:
             digest_source_code(source, folder)  # finds the module, and each error of syntax in it

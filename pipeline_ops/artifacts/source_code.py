@@ -11,12 +11,13 @@ import ast
 import functools
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.system.host import parse_python
+from pipeline_ops.system.host import parse_source
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `pipeline_ops/` and `beam_jobs/`."""
@@ -24,6 +25,15 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = frozenset({"pipeline_ops", "beam_jobs"})
 _TEMPLATES = (".html", ".css", ".js")
 _SUFFIXES = (".py", *_TEMPLATES)
+
+
+class SourceFile(NamedTuple):
+    """A source file as it was read once: the digest is that of the content."""
+
+    digest: str
+    content: bytes
+    folder: Path
+    """The folder that Python finds it from."""
 
 
 def digest_sources(
@@ -34,45 +44,109 @@ def digest_sources(
 ) -> dict[str, str]:
     """Returns digests of modules and of all that they import, by path relative to `root`.
 
-    The digest of a Python file is over its syntax tree without docstrings, so that a comment or a
-    line break changes nothing. Templates next to a module are covered by their bytes.
-
     Only imports from `root` are followed, of the top-level `packages` or of all. `used` are the
     entries of catalogues that the job uses. A catalogue is a module-level dict `CATALOGUE` with
     literal keys. Its other entries, and imports with the names of those entries, count as absent.
     Raises TrainyardError for a missing module, and SyntaxError with the name of an invalid file.
     """
-    chosen = frozenset(used)
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-    waiting = list(modules)
-    for module in waiting:
+    start = list(modules)
+    for module in start:
         path = root.joinpath(*module.split("."))
         if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
             raise TrainyardError(
                 f"{root}: there is no source file of the module {module}. Install Trainyard again."
             )
+
+    def find_roots(top: str) -> list[Path]:
+        return [root] if packages is None or top in packages else []
+
+    found = read_sources(start, find_roots, frozenset(used))
+    return {path: source.digest for path, source in found.items()}
+
+
+def read_sources(
+    modules: Iterable[str],
+    find_roots: Callable[[str], Iterable[Path]],
+    used: frozenset[str] | None = None,
+) -> dict[str, SourceFile]:
+    """Returns modules and all that they import, by path relative to the folder they are in.
+
+    The digest of a Python file is over its syntax tree without docstrings, so that a comment or a
+    line break changes nothing, and so that each release of Python computes the same. Templates next
+    to a module are covered by their bytes.
+
+    `find_roots` returns the folders in which Python looks for a top-level package. `used` is
+    explained in `digest_sources`. With None a catalogue is a dict like any other.
+    """
+    found: dict[str, SourceFile] = {}
+    seen: set[str] = set()
+    waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module in seen or (packages is not None and module.partition(".")[0] not in packages):
+        if module in seen:
             continue
         seen.add(module)
-        for file in _find_files(root, module):
-            relative = file.relative_to(root).as_posix()
-            if relative not in found:
-                modified = file.stat().st_mtime_ns
-                entries = chosen if _has_catalogue(file, modified) else frozenset[str]()
-                found[relative], imports = _read(file, relative, modified, entries)
-                waiting += imports
-    folders = {(root / name).parent for name in found}
-    templates = [f for folder in folders for f in folder.iterdir() if f.suffix in _TEMPLATES]
-    found |= {f.relative_to(root).as_posix(): _hash(f.read_bytes()) for f in templates}
+        for root in find_roots(module.partition(".")[0]):
+            for file in _find_files(root, module):
+                relative = file.relative_to(root).as_posix()
+                if relative not in found:
+                    content = file.read_bytes()
+                    has_catalogue = used is not None and b"CATALOGUE" in content
+                    entries = used if has_catalogue else None
+                    digest, imports = _read(content, str(file), relative, entries)
+                    found[relative] = SourceFile(digest, content, root)
+                    waiting += imports
+    folders = {((source.folder / path).parent, source.folder) for path, source in found.items()}
+    for folder, root in folders:
+        for file in folder.iterdir():
+            if file.suffix in _TEMPLATES:
+                content = file.read_bytes()
+                source = SourceFile(digest_bytes(content), content, root)
+                found.setdefault(file.relative_to(root).as_posix(), source)
     return dict(sorted(found.items()))
 
 
 def digest_file(file: Path) -> str:
     """Returns the digest of one Python file, as `digest_sources` computes it."""
-    return _read(file, file.name, file.stat().st_mtime_ns, frozenset())[0]
+    content = file.read_bytes()
+    entries = frozenset[str]() if b"CATALOGUE" in content else None
+    return _read(content, str(file), file.name, entries)[0]
+
+
+def digest_tree(tree: ast.Module) -> str:
+    """Returns the digest of a Python file. Removes the docstrings in the tree."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_docstring(statement)]
+    parts: list[str] = []
+    _dump(tree, parts)
+    return digest_bytes("".join(parts).encode(errors="surrogatepass"))
+
+
+def _dump(value: object, parts: list[str]) -> None:
+    """Appends a syntax tree as text, without empty fields and parts, which not all Pythons have.
+
+    So a job in another Python computes the digest that Airflow's has computed.
+    """
+    match value:
+        case ast.JoinedStr(values=values):
+            parts.append("JoinedStr")
+            _dump([each for each in values if getattr(each, "value", None) != ""], parts)
+        case ast.AST():
+            parts.append(f"{type(value).__name__}(")
+            for name, field in ast.iter_fields(value):
+                if field is not None and field != []:
+                    parts.append(f"{name}=")
+                    _dump(field, parts)
+            parts.append(")")
+        case list():
+            parts.append("[")
+            for each in value:
+                _dump(each, parts)
+            parts.append("]")
+        case _:
+            parts.append(f"{value!r},")
 
 
 def digest_all_sources(root: Path = CODE_ROOT, packages: Iterable[str] = ("pipeline_ops",)) -> str:
@@ -85,7 +159,7 @@ def digest_all_sources(root: Path = CODE_ROOT, packages: Iterable[str] = ("pipel
         for folder, folders, names in os.walk(root / package):
             folders.sort()
             files = [f"{folder}/{name}" for name in sorted(names) if name.endswith(_SUFFIXES)]
-            found += [[os.path.relpath(f, root), _hash(Path(f).read_bytes())] for f in files]
+            found += [[os.path.relpath(f, root), digest_bytes(Path(f).read_bytes())] for f in files]
     return compute_digest(found)
 
 
@@ -108,25 +182,16 @@ def _find_files(root: Path, module: str) -> list[Path]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _has_catalogue(file: Path, _modified_ns: int) -> bool:
-    """Returns whether the file may have a catalogue, so that its digest depends on what is used."""
-    return b"CATALOGUE" in file.read_bytes()
-
-
-@functools.lru_cache(maxsize=1024)
 def _read(
-    file: Path, path: str, _modified_ns: int, used: frozenset[str]
+    content: bytes, file: str, path: str, used: frozenset[str] | None
 ) -> tuple[str, tuple[str, ...]]:
     """Returns the digest, and the dotted names of imported modules and of names in modules."""
-    tree = parse_python(file)
-    _drop_unused(tree, used)
+    tree = parse_source(content, file)
+    if used is not None:
+        _drop_unused(tree, used)
     package = path.split("/")[:-1]
     imports = tuple(dict.fromkeys(_imports(tree, package)))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            body[:] = [statement for statement in body if not _is_docstring(statement)]
-    return _hash(ast.dump(tree).encode()), imports
+    return digest_tree(tree), imports
 
 
 def _imports(node: ast.AST, package: list[str]) -> Iterator[str]:
@@ -171,5 +236,6 @@ def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _hash(content: bytes) -> str:
+def digest_bytes(content: bytes) -> str:
+    """Returns the digest of a file that is no Python."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

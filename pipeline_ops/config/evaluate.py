@@ -13,10 +13,12 @@ from pydantic import Field, PlainSerializer, ValidationInfo, WrapValidator, mode
 from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
     FieldError,
+    FilePattern,
     Section,
     TaskSection,
     advanced_field,
     fixed_field,
+    operational_field,
     per_run_field,
 )
 from pipeline_ops.config.model_catalogue import Task, check_function, find_model, is_user_function
@@ -361,6 +363,8 @@ class Evaluate(TaskSection):
     """The challenger against the champion, on the same test examples."""
 
     gate: list[Rule] = Field(min_length=1)
+    files: list[FilePattern] = operational_field([], is_advanced=True)
+    """Files that functions in `gate` open, like `train.files`."""
     batch_size: int = per_run_field(256, ge=1, is_advanced=True)
     """Number of test examples in one call of the model."""
     top_k: int = advanced_field(5, ge=1)

@@ -30,9 +30,9 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from pipeline_ops.config.reading import suggest_name
@@ -133,6 +133,20 @@ class Section(BaseModel):
                     else self.model_dump(mode="json", include={name})[name]
                 )
         return values
+
+
+def _check_pattern(pattern: str) -> str:
+    parts = pattern.split("/")
+    if not pattern or pattern.startswith(("/", "~")) or "://" in pattern or ".." in parts:
+        raise ValueError(
+            f"must be a path or a pattern of paths below the folder of this file, got {pattern!r}. "
+            "Move the file there"
+        )
+    return pattern
+
+
+FilePattern = Annotated[str, AfterValidator(_check_pattern)]
+"""A path relative to the folder of the config, or a pattern of such paths, as `Path.glob` takes."""
 
 
 class TaskSection(Section):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints, model_validator
 
 from pipeline_ops.config.fields import (
+    FilePattern,
     Section,
     TaskSection,
     advanced_field,
@@ -209,6 +210,9 @@ class Preprocess(TaskSection):
     """Raw data to sharded TFRecords."""
 
     source: CatalogueOrUserSource = Field(discriminator=Discriminator(select_source_tag))
+    files: list[FilePattern] = operational_field([], is_advanced=True)
+    """Files that a source or a transform of your own opens, besides the raw data, like
+    `train.files`."""
     stages: list[StageConfig] = Field(min_length=1)
     split: Split
     shards: int = Field(8, ge=1, le=10_000)

@@ -21,6 +21,7 @@ from pipeline_ops.config.evaluate import (
 )
 from pipeline_ops.config.fields import (
     FieldError,
+    FilePattern,
     Section,
     TaskSection,
     advanced_field,
@@ -594,6 +595,10 @@ class Train(TaskSection):
     """Callbacks of Keras: classes, objects, or functions that return them, such as
     `my_package.my_module:MyCallback`, or with arguments, `keras.callbacks:CSVLogger: {filename:
     log.csv}` (docs/training-options.md)."""
+    files: list[FilePattern] = operational_field([], is_advanced=True)
+    """Files that functions of your own open or import by a computed name, as paths or patterns
+    relative to this file: `labels.txt`, `tables/*.npy`, `nets/**/*.py`. Their contents are part of
+    the fingerprint, and they travel with the job (docs/own-model.md)."""
     tensorboard: Tensorboard = advanced_field(Tensorboard())
     debug: list[DebugSwitch] = advanced_field([])
     """TensorFlow's debugging switches. Training gets slower with each."""

@@ -135,7 +135,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         config.slices,
         job.attempt.folder,
         report,
-        _load_own_metrics(config, Path(job.request.config_file).parent),
+        _load_own_metrics(config, job.code_folder),
         tests.keys,
     )
     if not tests.reason:

@@ -1,16 +1,17 @@
-"""The code of a job on another host: the modules in its request, and the check of the rest.
+"""The author's code of a job: the modules and files in its request, and the check of the rest.
 
-A user's model, losses, metrics, callbacks and source beside the config file travel with the
-request. Packages must be installed on the other host. An artifact must not have the fingerprint of
-code that has not made it, so the job compares the code and the packages of its host with those that
-the fingerprint names.
+What lies beside the config file travels with the request, wherever the job runs, and the job uses
+that copy. So an edit changes nothing in a job that is planned. Packages must be installed on the
+job's host. An artifact must not have the fingerprint of code that has not made it, so the modules
+of these are compared with the fingerprint when they are imported, and on another host also before
+any work, together with the packages.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
@@ -22,52 +23,39 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.local_files import translate_write_errors, write_atomically
 from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.planned_imports import FOLDER, PlannedCode, import_as_planned
 from pipeline_ops.user_code.sources import digest_source_code
 from pipeline_ops.user_code.stages import digest_stage_code
 
-_FOLDER = "user_code"
+
+def write_user_files(files: Mapping[str, bytes], folder: Path) -> Path:
+    """Writes an author's files below a folder, unless they are there. Returns their folder."""
+    target = folder / FOLDER
+    for path, content in files.items():
+        file = target / path
+        if not file.is_file() or file.read_bytes() != content:
+            with translate_write_errors(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+    return target
 
 
-def add_user_files(request: Request) -> Request:
-    """Returns the request with the modules that its job needs. Raises ConfigError."""
-    folder, training = Path(request.config_file).parent, request.training
-    paths: dict[str, str] = {}
-    if train := request.config if request.job == "train" else training and training.train:
-        paths |= digest_user_code(Train.model_validate(train), folder)
-    if request.job == "evaluate":
-        paths |= digest_user_code(Evaluate.model_validate(request.config), folder)
-    if request.job == "preprocess":
-        paths |= digest_source_code(Preprocess.model_validate(request.config).source, folder)
-    files = {path: (folder / path).read_text() for path in paths if (folder / path).is_file()}
-    return request.model_copy(update={"user_files": files})
+@contextlib.contextmanager
+def use_user_code(
+    request: Request, folder: Path, more_code: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """Has the author's modules imported as a request has planned them, while the block runs.
 
+    Yields the folder of those that travelled, which is below that of the request.
 
-def write_user_files(request: Request, folder: Path) -> Request:
-    """Writes the modules of a request below a folder. Returns it with a config file there."""
-    if not request.user_files:
-        return request
-    target = folder / _FOLDER
-    for path, text in request.user_files.items():
-        with translate_write_errors(target / path):
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / path, text.encode())
-    config_file = str(target / Path(request.config_file).name)
-    training, config = request.training, request.config
-    if training:
-        training = training.model_copy(update={"config_file": config_file})
-    if request.job == "preprocess":  # its folder of raw data may depend on the config file's
-        path = config["source"]["path"]
-        if "://" not in path and not path.startswith("~"):
-            path = os.path.normpath(Path(request.config_file).parent / path)
-        config = {**config, "source": {**config["source"], "path": path}}
-    return request.model_copy(
-        update={
-            "config_file": config_file,
-            "config": config,
-            "training": training,
-            "user_files": {},
-        }
-    )
+    Args:
+      folder: that of the request.
+      more_code: digests of other modules that this process imports, such as stages.
+    """
+    target = write_user_files(request.user_files, folder)
+    digests = {**(more_code or {}), **request.fingerprint.code}
+    with import_as_planned(PlannedCode(target, Path(request.config_file).parent, digests)):
+        yield target
 
 
 IMAGE = "image"
@@ -79,9 +67,8 @@ def digest_code() -> str:
     return digest_all_sources(packages=PACKAGES)
 
 
-def _digest_own_code(request: Request) -> dict[str, str]:
+def _digest_own_code(request: Request, folder: Path) -> dict[str, str]:
     """The digests of the author's own modules here. Raises ConfigError if one is missing."""
-    folder = Path(request.config_file).parent
     match request.job:
         case "train":
             return digest_user_code(Train.model_validate(request.config), folder)
@@ -95,10 +82,13 @@ def _digest_own_code(request: Request) -> dict[str, str]:
             return {}
 
 
-def validate_environment(request: Request, own_code: Mapping[str, str] | None = None) -> None:
+def validate_environment(
+    request: Request, folder: Path, own_code: Mapping[str, str] | None = None
+) -> None:
     """Raises ConfigError if this host has other code or packages than those of the plan.
 
-    `own_code` are the digests of the author's modules that are needed here, by default all.
+    `folder` has the author's modules that travelled. `own_code` are the digests of those that are
+    needed here, by default of all.
     """
     if request.code_digest and request.code_digest != (found := digest_code()):
         raise ConfigError(
@@ -106,7 +96,9 @@ def validate_environment(request: Request, own_code: Mapping[str, str] | None = 
             f"Airflow has ({request.code_digest}). Install the same version there, or build the "
             "image again"
         )
-    for path, digest in (_digest_own_code(request) if own_code is None else own_code).items():
+    for path, digest in (
+        _digest_own_code(request, folder) if own_code is None else own_code
+    ).items():
         if request.fingerprint.code.get(path) != digest:
             raise ConfigError(
                 f"{path} on {platform.node()} is not the one that Airflow has. Install the same "

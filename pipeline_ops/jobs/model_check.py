@@ -32,7 +32,8 @@ from pipeline_ops.storage.local_files import format_json, read_json
 from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
-from pipeline_ops.user_code.models import digest_user_code
+from pipeline_ops.user_code.models import read_user_code
+from pipeline_ops.user_code.modules import UserCode
 
 if TYPE_CHECKING:
     from pipeline_ops.config.pipeline import PipelineConfig
@@ -54,11 +55,14 @@ class PlannedTraining(BaseModel):
     """The file or the folder of weights that it begins with, if this host has it."""
     gate_metrics: list[str] = []
     """The functions of `evaluate.gate`, which are checked like those of `train.metrics`."""
+    code: UserCode | None = None
+    """The author's code, as it was when the run was planned. Null is the code on this host."""
 
     @classmethod
     def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
         """The training of a config. `python` is the interpreter if the config names none."""
         is_elsewhere = bool(config.train.runs_on or config.preprocess.runs_on)
+        folder = config.file.parent
         return cls(
             config_file=str(config.file),
             train=config.train.model_dump(mode="json"),
@@ -66,6 +70,7 @@ class PlannedTraining(BaseModel):
             has_hosts=is_elsewhere or config.hosts is not None,
             weights="" if is_elsewhere else str(config.weights_path or _find_bundle(config) or ""),
             gate_metrics=list(config.evaluate.own_metrics.values()),
+            code=read_user_code(config.evaluate, folder) | read_user_code(config.train, folder),
         )
 
     def check_max_boxes(self, image: str, num_boxes: int) -> None:
@@ -117,6 +122,8 @@ class ModelCheckRequest(BaseModel):
     num_classes: int
     weights: str = ""
     """The file or the folder of weights that must fit the model."""
+    code: UserCode = UserCode()
+    """The author's code, which the check writes into a folder of its own."""
 
 
 class StageTrial(BaseModel):
@@ -182,6 +189,7 @@ def validate_training(
         image_shape=image_shape,
         num_classes=num_classes,
         weights=training.weights,
+        code=training.code or read_user_code(train, Path(training.config_file).parent),
     )
     verdict = verdicts / f"{_fingerprint(training, train, request)}.json"
     if verdict.exists():
@@ -192,6 +200,7 @@ def validate_training(
     if fault := response.get("fault"):
         if any(path in fault for path in added):
             fault = fault.replace("train.metrics", "evaluate.gate", 1)
+            fault = fault.replace("train.files", "evaluate.files")
         raise _make_located_error(training, fault)
     if missing := response.get("missing"):
         if not training.has_hosts:
@@ -204,11 +213,10 @@ def validate_training(
 
 
 def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckRequest) -> str:
-    folder = Path(training.config_file).parent
     modules = [_MODULE]
     if not is_user_function(train.model):
         modules.append(f"pipeline_ops.models.{CATALOGUE[train.model].module}")
-    code = digest_sources(modules, used=[train.model]) | digest_user_code(train, folder)
+    code = digest_sources(modules, used=[train.model]) | request.code.digests
     facts = request.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: request.train[name] for name in _CHECKED_KEYS}
     versions = read_versions(Path(_get_python(training)), _VERSIONS)

@@ -21,11 +21,16 @@ from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.storage.local_files import RelativePath, format_json, translate_write_errors
+from pipeline_ops.storage.local_files import (
+    EncodedBytes,
+    RelativePath,
+    format_json,
+    translate_write_errors,
+)
 from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
-_MAX_REQUEST_BYTES = 64 << 20
+_MAX_REQUEST_BYTES = 96 << 20
 _MAX_MESSAGE = 100_000
 _RESERVE_BYTES = 4096
 _MAX_RESERVED_MESSAGE = 1000
@@ -78,8 +83,8 @@ class Request(BaseModel):
     """For training: the trial, if a pruner may stop it early."""
     serving: ServingStatistics | None = None
     """For evaluation: the requests to the model in service, up to the plan. Null without any."""
-    user_files: dict[RelativePath, str] = {}
-    """The user's own modules, by path, if the job does not see the folder of the config file."""
+    user_files: dict[RelativePath, EncodedBytes] = {}
+    """The author's modules and files beside the config, by path. The job uses no other copy."""
     code_digest: str = ""
     """The digest of this project's code on Airflow's host, if the job runs elsewhere."""
     reason: str = ""

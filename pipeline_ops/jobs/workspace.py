@@ -33,7 +33,6 @@ from pipeline_ops.artifacts.manifest import (
     write_manifest,
 )
 from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.request import Request, compute_request_digest, read_request
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
@@ -213,7 +212,6 @@ def copy_request(attempt: Attempt[StorePath]) -> Attempt[Path]:
     """Returns the attempt on this host, with a copy of its request."""
     request = read_planned_request(attempt)
     workspace = Attempt(make_local_folder(attempt.folder))
-    request = write_user_files(request, workspace.folder)
     write_atomically(workspace.request, request.model_dump_json().encode(), mode=0o600)
     return workspace
 

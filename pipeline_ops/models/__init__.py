@@ -13,6 +13,8 @@ head, and its module also has `make_head(image_shape, num_classes, **parameters)
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -31,6 +33,7 @@ from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.classification import return_logits
 from pipeline_ops.models.detection import Head
 from pipeline_ops.user_code import modules
+from pipeline_ops.user_code.opened_files import require_named_files
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 _METHODS_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -48,23 +51,26 @@ def build_model(
     folder: Path,
     for_training: bool,
 ) -> keras.Model:
-    """Returns the model of a config, with new weights. `folder` is that of the config file.
+    """Returns the model of a config, with new weights. `folder` is that of its own modules.
 
     For training, the model computes with the config's precision. Otherwise it computes in float32,
     as the served model does.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters, is_own = config.model_parameters, is_user_function(config.model)
+    watch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
         if is_own:
             build = load_function(config.model, "train.model", folder)
+            watch = require_named_files(folder, f"train.model: {config.model}")
         else:
             entry = CATALOGUE[config.model]
             build = importlib.import_module(f"{__name__}.{entry.module}").build
             parameters = {**entry.arguments, **parameters}
-        model = build(image_shape, num_classes, **parameters)
-        if isinstance(model, keras.Model) and not model.built:
-            model(keras.Input(image_shape))  # computes nothing, and creates the weights
+        with watch:
+            model = build(image_shape, num_classes, **parameters)
+            if isinstance(model, keras.Model) and not model.built:
+                model(keras.Input(image_shape))  # computes nothing, and creates the weights
     except (TypeError, ValueError) as error:
         call = f"{config.model.partition(':')[2]}(image_shape, num_classes, **model_parameters)"
         hint = f". It is called as {call}" if is_own and isinstance(error, TypeError) else ""
@@ -127,15 +133,16 @@ def _synchronize_batch_normalization(config: Train, model: keras.Model) -> None:
 
 
 def load_object(path: str, key: str, folder: Path) -> Any:
-    """Returns the object behind a module path. `folder` is that of the config file."""
+    """Returns the object behind a module path. `folder` is that of the author's modules."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that nothing there hides an installed package
-    return modules.load_object(
-        path,
-        key,
-        "Install its package for the job, add its folder to PYTHONPATH, "
-        f"or put it next to the config in {folder}",
+    remedy = (
+        "Install its package for the job, add its folder to PYTHONPATH, or put it next to the "
+        f"config in {folder}. A module that is imported by a computed name belongs into "
+        f"{key.partition('.')[0]}.files"
     )
+    with require_named_files(folder, f"{key}: {path}"):
+        return modules.load_object(path, key, remedy)
 
 
 def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
@@ -164,4 +171,11 @@ def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
             f"{key}: {path} takes probabilities, "
             f"and the outputs of a model are logits. {_PER_EXAMPLE_HINT}"
         )
-    return tf.function(found)  # translated by AutoGraph, which is off in the loops
+    compute = tf.function(found)  # translated by AutoGraph, which is off in the loops
+
+    @functools.wraps(found)
+    def compute_watched(*arguments: Any) -> Any:
+        with require_named_files(folder, f"{key}: {path}"):
+            return compute(*arguments)
+
+    return compute_watched

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.job_code import add_user_files, digest_code, write_user_files
+from pipeline_ops.jobs.job_code import digest_code
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.place import JobLaunch, Place
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import compute_request_digest, make_private_folder, write_request
+from pipeline_ops.jobs.request import compute_request_digest, write_request
 from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan
@@ -31,10 +31,7 @@ def prepare_job(
     request = plan.request.model_copy(update={"reason": plan.reason})
     handle = JobHandle(attempt, place)
     if not isinstance(handle.place, LocalPlace):
-        request = add_user_files(request.model_copy(update={"code_digest": digest_code()}))
-        if attempt.folder.is_local:  # the hosts see the folder of the attempt, and no other
-            make_private_folder(attempt)
-            request = write_user_files(request, attempt.folder.local)
+        request = request.model_copy(update={"code_digest": digest_code()})
     write_request(attempt, request)
     handle.request_digest = compute_request_digest(request)
     return handle

@@ -50,9 +50,10 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.request_cache import cache_requests, prefetch, request_once
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.user_code.models import digest_user_code, find_user_versions
-from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
-from pipeline_ops.user_code.stages import digest_stage_code, find_stage_versions
+from pipeline_ops.user_code.models import find_user_versions, read_user_code
+from pipeline_ops.user_code.modules import UserCode
+from pipeline_ops.user_code.sources import find_source_versions, read_source_code
+from pipeline_ops.user_code.stages import find_stage_versions, read_stage_code
 
 _ONNX = ("onnx", "onnxruntime", "tf2onnx")
 
@@ -129,11 +130,14 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     validate_interval(config)
     source, stages = config.preprocess.source, [stage.name for stage in config.preprocess.stages]
     raw_files = list_folder(find_raw_folder(config), layout.listings, source.file_patterns)
+    folder = config.file.parent
+    own = read_source_code(source, config.preprocess.files, folder)
+    own |= read_stage_code(stages, folder)
     fingerprint = _fingerprint(
         "preprocess",
         run,
         {RAW_FILES: raw_files.digest},
-        code=digest_stage_code(stages) | digest_source_code(source, config.file.parent),
+        code=own.digests,
         versions=find_stage_versions(stages) | find_source_versions(source),
     )
     inputs, digests = find_reference(config, layout, fingerprint)
@@ -142,23 +146,26 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     if base:
         inputs[BASE] = base
         fingerprint = fingerprint.with_inputs({BASE: base.digest})
-    return _decide(_request("preprocess", run, fingerprint, inputs), run)
+    return _decide(_request("preprocess", run, fingerprint, inputs, own), run)
 
 
 def _plan_train(run: _Run) -> JobPlan:
     config, inputs, hosts = run.config, run.inputs("train"), run.config.hosts
+    own, stages = read_user_code(config.train, config.file.parent), config.preprocess.stages
+    # The candidate serves the stages. Their code belongs to the data set's fingerprint.
+    served = read_stage_code((stage.name for stage in stages), config.file.parent)
     fingerprint = _fingerprint(
         "train",
         run,
         _digests(inputs),
         config={"hosts": hosts.code_digests} if hosts and hosts.code_digests else {},
-        code=digest_user_code(config.train, config.file.parent),
+        code=own.digests,
         versions=find_user_versions(config.train),
     )
     if warm_start := find_warm_start(config, fingerprint):
         fingerprint = fingerprint.with_inputs({WARM_START: warm_start.digest})
         inputs[WARM_START] = warm_start
-    plan = _decide(_request("train", run, fingerprint, inputs, hosts=hosts), run)
+    plan = _decide(_request("train", run, fingerprint, inputs, served | own, hosts=hosts), run)
     return dataclasses.replace(plan, environment=make_hosts_variable(hosts))
 
 
@@ -170,17 +177,18 @@ def _plan_evaluate(run: _Run) -> JobPlan:
     digests = _digests(inputs) | {TEST_SPLIT: compute_split_digest(dataset, "test")}
     if serving := find_serving_statistics(run.config):
         digests[SERVING_STATISTICS] = compute_digest(serving.model_dump(mode="json"))
+    own = read_user_code(run.config.evaluate, run.config.file.parent)
     fingerprint = _fingerprint(
         "evaluate",
         run,
         digests,
-        code=digest_user_code(run.config.evaluate, run.config.file.parent),
+        code=own.digests,
         versions=find_user_versions(run.config.evaluate),
     )
     _prefetch_artifact(run.layout.artifact("evaluate", fingerprint.digest))
     if previous := find_previous_evaluation(run.layout, fingerprint):
         inputs[LAST_EVALUATION] = previous  # only reported, so no part of the fingerprint
-    return _decide(_request("evaluate", run, fingerprint, inputs, serving=serving), run)
+    return _decide(_request("evaluate", run, fingerprint, inputs, own, serving=serving), run)
 
 
 def _plan_export(run: _Run) -> JobPlan:
@@ -189,7 +197,7 @@ def _plan_export(run: _Run) -> JobPlan:
     packages = _ONNX if "onnx" in config.export.formats else ()
     fingerprint = _fingerprint("export", run, _digests(inputs), packages=packages)
     resolved = {"registry": str(config.registry)}
-    return _decide(_request("export", run, fingerprint, inputs, resolved), run)
+    return _decide(_request("export", run, fingerprint, inputs, resolved=resolved), run)
 
 
 _PLANNERS: Mapping[str, Callable[[_Run], JobPlan]] = {
@@ -227,11 +235,16 @@ def _request(
     run: _Run,
     fingerprint: Fingerprint,
     inputs: Mapping[str, Input],
+    own: UserCode | None = None,
     resolved: Mapping[str, Any] = MappingProxyType({}),
     hosts: Hosts | None = None,
     serving: ServingStatistics | None = None,
 ) -> Request:
-    """Makes the request of a job. `resolved` replaces values of its section of the config."""
+    """Makes the request of a job.
+
+    `own` is the author's code that the fingerprint covers. `resolved` replaces values of the job's
+    section of the config.
+    """
     config, section = run.config, getattr(run.config, job)
     return Request(
         job=job,
@@ -246,6 +259,7 @@ def _request(
         fingerprint=fingerprint,
         serving=serving,
         deadline_seconds=section.timeout_seconds,
+        user_files=own.files if own else {},
     )
 
 

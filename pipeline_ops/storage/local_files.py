@@ -14,6 +14,7 @@ warning in the log reports it once. Nothing else in this project removes a tree.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import errno
@@ -29,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
 from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.checksums import ChecksumAccumulator, Checksums, read_blocks
@@ -108,6 +109,13 @@ def parse_relative_path(text: str) -> str:
 
 RelativePath = Annotated[str, AfterValidator(parse_relative_path)]
 """A field of a pydantic model that holds such a path."""
+
+EncodedBytes = Annotated[
+    bytes,
+    BeforeValidator(lambda value: base64.b64decode(value) if isinstance(value, str) else value),
+    PlainSerializer(lambda value: base64.b64encode(value).decode(), when_used="json"),
+]
+"""A field of a pydantic model that holds the content of a file. In JSON it is base64."""
 
 
 def _find_path_problem(text: str) -> str | None:

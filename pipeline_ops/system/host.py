@@ -55,9 +55,13 @@ SystemError (python/cpython#106905)."""
 
 def parse_python(file: Path) -> ast.Module:
     """Parses a file. Raises SyntaxError or ValueError if it is not valid Python."""
-    content = file.read_bytes()
+    return parse_source(file.read_bytes(), str(file))
+
+
+def parse_source(content: bytes, file: str) -> ast.Module:
+    """Parses the content of a file, like `parse_python`."""
     with _lock:
-        return ast.parse(content, filename=str(file))
+        return ast.parse(content, filename=file)
 
 
 _MOUNT = Path("/sys/fs/cgroup")

@@ -36,6 +36,7 @@ from pipeline_ops.models import load_object
 from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
+from pipeline_ops.user_code.opened_files import require_named_files
 
 _CHIEF_ONLY = (kinds.CSVLogger, kinds.ModelCheckpoint, kinds.RemoteMonitor, kinds.TensorBoard)
 """Callbacks of Keras that only write. With several workers they would write everything again."""
@@ -374,7 +375,10 @@ def load_callbacks(
         )
     elif callable(loaded):
         try:
-            loaded = loaded(**arguments)
+            with require_named_files(config_folder, where):
+                loaded = loaded(**arguments)
+        except ConfigError:
+            raise
         except Exception as error:  # a user's code may raise any exception
             raise ConfigError(
                 f"{where} cannot be created: {type(error).__name__}: {error}. Correct its "

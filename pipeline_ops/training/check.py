@@ -17,8 +17,10 @@ from typing import Any
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.storage.local_files import write_json
+from pipeline_ops.user_code.planned_imports import PlannedCode, import_as_planned
 
 _missing = ""
 try:
@@ -39,9 +41,13 @@ else:
 _NUM_IMAGES = 2
 
 
-def check_model(request: ModelCheckRequest) -> None:
-    """Checks the model. Raises ConfigError, whose message begins with a key of the config."""
-    config, folder = Train.model_validate(request.train), Path(request.config_file).parent
+def check_model(request: ModelCheckRequest, code_folder: Path | None = None) -> None:
+    """Checks the model. Raises ConfigError, whose message begins with a key of the config.
+
+    `code_folder` has the author's modules, by default the folder of the config.
+    """
+    folder = code_folder or Path(request.config_file).parent
+    config = Train.model_validate(request.train)
     for path, arguments in config.callback_arguments:
         load_callbacks(path, arguments, config, folder)
     size, shape = (request.image_shape, request.num_classes), (_NUM_IMAGES, *request.image_shape)
@@ -120,7 +126,10 @@ def main() -> None:
     answer = {"missing": _missing} if _missing else {}
     try:
         if not _missing:
-            check_model(request)
+            original, own = Path(request.config_file).parent, request.code
+            folder = write_user_files(own.files, Path(sys.argv[1]).parent)
+            with import_as_planned(PlannedCode(folder, original, own.digests)):
+                check_model(request, folder)
     except ConfigError as error:
         answer = {"fault": str(error)}
     write_json(Path(sys.argv[1]), answer)

@@ -31,6 +31,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.input.reading import open_split, read_batches, read_records
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
+from pipeline_ops.jobs.job_code import use_user_code
 from pipeline_ops.jobs.local_inputs import (
     HostDataset,
     fetch_files,
@@ -40,7 +41,7 @@ from pipeline_ops.jobs.local_inputs import (
     store_files,
 )
 from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import read_request
+from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.served.client import (
     RawRecord,
@@ -62,9 +63,16 @@ _NUM_REFERENCE_EXAMPLES, _MAX_REFERENCE_IMAGES = 64, 96
 
 def export_saved_model(spec: CandidateSpec) -> None:
     """Writes SavedModel, weights and reference outputs into the artifact of the train job."""
+    request = read_request(open_path(spec.request))
+    dataset = read_manifest(open_path(request.inputs["preprocess"].uri))
+    # The stages are served with the code that has made the data set.
+    with use_user_code(request, Path(spec.request).parent, dataset.fingerprint.code) as code_folder:
+        _export(spec, request, code_folder)
+
+
+def _export(spec: CandidateSpec, request: Request, code_folder: Path) -> None:
     report = ProgressWriter(Path(spec.progress or os.devnull)).report
     report("candidate", message="builds the model")
-    request = read_request(open_path(spec.request))
     config, folder, work = Train.model_validate(request.config), Path(spec.folder), Path(spec.work)
     if spec.source:
         remove_own_folder(folder)
@@ -74,8 +82,7 @@ def export_saved_model(spec: CandidateSpec) -> None:
     uri, cache = request.inputs["preprocess"].uri, open_host_cache(config.input)
     dataset = open_host_dataset(uri, config.input, cache, print)
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
-    config_folder = Path(request.config_file).parent
-    model = build_model(config, image_shape, num_classes, config_folder, for_training=False)
+    model = build_model(config, image_shape, num_classes, code_folder, for_training=False)
     paths = number_paths(variable.path for variable in model.weights)
     weights = read_arrays(work / TRAINED, paths)
     model.set_weights(weights)

@@ -35,6 +35,7 @@ from pipeline_ops.jobs.gang_protocol import (
     WorkerSpec,
     format_worker_digest_name,
 )
+from pipeline_ops.jobs.job_code import use_user_code
 from pipeline_ops.jobs.local_inputs import (
     HostDataset,
     open_host_cache,
@@ -104,6 +105,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     request = read_request(open_path(spec.request))
     config = Train.model_validate(request.config | {"micro_batches": spec.micro_batches})
     with (
+        use_user_code(request, Path(spec.request).parent) as code_folder,
         _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):
@@ -118,7 +120,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         if chosen.communication:
             message += f". Gradients are added up by {chosen.communication}"
         progress.report("building", message=message)
-        trainer = build_trainer(spec, request, config, chosen, progress, monitor)
+        trainer = build_trainer(spec, request, code_folder, config, chosen, progress, monitor)
         trainer.run()
         _write_results(trainer, chosen)
         progress.report(
@@ -207,6 +209,7 @@ def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:
 def build_trainer(
     spec: WorkerSpec,
     request: Request,
+    code_folder: Path,
     config: Train,
     chosen: ChosenStrategy,
     progress: ProgressWriter,
@@ -232,11 +235,11 @@ def build_trainer(
     uri = request.inputs["preprocess"].uri
     cache = open_host_cache(config.input, report_waiting)
     dataset = open_host_dataset(uri, config.input, cache, report_input)
-    config_folder, folder = Path(request.config_file).parent, Path(spec.work) / TENSORBOARD
+    folder = Path(spec.work) / TENSORBOARD
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
-    build = functools.partial(build_model, config, image_shape, num_classes, config_folder)
+    build = functools.partial(build_model, config, image_shape, num_classes, code_folder)
     build_for_serving = functools.partial(build, for_training=False)
-    task = make_task(config, config_folder, dataset)
+    task = make_task(config, code_folder, dataset)
     progress.report("model", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
@@ -255,7 +258,7 @@ def build_trainer(
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
         KerasCallbacks(
             config,
-            config_folder,
+            code_folder,
             loop,
             build_for_callbacks(config, task, build) if config.callbacks else None,
             Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),

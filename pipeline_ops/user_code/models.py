@@ -21,14 +21,25 @@ from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.host import parse_python
-from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
+from pipeline_ops.user_code.modules import (
+    UserCode,
+    find_distributions,
+    find_module,
+    read_files,
+    read_module,
+)
 
 _FRAMEWORKS = ("tf-slim", "tf-keras")
 """Packages besides Keras that a model may be made with."""
 
 
 def digest_user_code(section: Train | Evaluate, folder: Path) -> dict[str, str]:
-    """Returns digests of the source files of models, losses, metrics and callbacks, by path.
+    """Returns the digests of `read_user_code`."""
+    return read_user_code(section, folder).digests
+
+
+def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
+    """Reads the source files of models, losses, metrics and callbacks, and the section's `files`.
 
     All files of the packages around the modules count, and all that they import there.
 
@@ -37,9 +48,10 @@ def digest_user_code(section: Train | Evaluate, folder: Path) -> dict[str, str]:
       folder: the folder of the config file.
 
     Raises:
-      ConfigError: there is no such module, or a file is not valid Python.
+      ConfigError: there is no such module, or a file is not valid Python, or they are too large.
     """
-    digests: dict[str, str] = {}
+    name = type(section).__name__.lower()
+    code = read_files(section.files, f"{name}.files", folder)
     for key, path in _collect_paths(section).items():
         module = path.partition(":")[0]
         origin = find_module(module, folder)
@@ -49,10 +61,10 @@ def digest_user_code(section: Train | Evaluate, folder: Path) -> dict[str, str]:
                 f"PYTHONPATH for Airflow and for the job, or put it next to the config in {folder}."
             )
         try:
-            digests |= digest_module(module, origin, whole_package=True)
+            code |= read_module(module, origin, folder, whole_package=True)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
-    return digests
+    return code.require_small(f"{name}.files", folder)
 
 
 def validate_names(section: Train | Evaluate, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,13 @@ from pipeline_ops.config.sources import (
     find_publishers,
 )
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
+from pipeline_ops.user_code.modules import (
+    UserCode,
+    find_distributions,
+    find_module,
+    read_files,
+    read_module,
+)
 
 
 def find_source_path(source: OwnCodeSource) -> str:
@@ -41,30 +47,37 @@ def find_source_path(source: OwnCodeSource) -> str:
 
 
 def digest_source_code(source: Source, folder: Path) -> dict[str, str]:
-    """Returns digests of the files of a user's source and of all that it imports, by path.
+    """Returns the digests of `read_source_code`, without those of `preprocess.files`."""
+    return read_source_code(source, (), folder).digests
+
+
+def read_source_code(source: Source, files: Sequence[str], folder: Path) -> UserCode:
+    """Reads the files of a user's source and of all that it imports, and `preprocess.files`.
 
     A source of the catalogue has none here, because it is part of this project's code.
 
     Args:
       source: the section `preprocess.source`.
+      files: the patterns of `preprocess.files`.
       folder: the folder of the config file.
 
     Raises:
-      ConfigError: there is no such module, or a file is not valid Python.
+      ConfigError: there is no such module, or a file is not valid Python, or they are too large.
     """
-    if not isinstance(source, OwnCodeSource):
-        return {}
-    module = find_source_path(source).partition(":")[0]
-    origin = find_module(module, folder)
-    if origin is None:
-        raise ConfigError(
-            f"preprocess.source.{source.code_key}: there is no module {module}. Put it next to the "
-            f"config in {folder}, or install its package for both Airflow and the job."
-        )
-    try:
-        return digest_module(module, origin)
-    except ConfigError as error:
-        raise ConfigError(f"preprocess.source.{source.code_key}: {error}") from None
+    code = read_files(files, "preprocess.files", folder)
+    if isinstance(source, OwnCodeSource):
+        module = find_source_path(source).partition(":")[0]
+        origin = find_module(module, folder)
+        if origin is None:
+            raise ConfigError(
+                f"preprocess.source.{source.code_key}: there is no module {module}. Put it next to "
+                f"the config in {folder}, or install its package for both Airflow and the job."
+            )
+        try:
+            code |= read_module(module, origin, folder)
+        except ConfigError as error:
+            raise ConfigError(f"preprocess.source.{source.code_key}: {error}") from None
+    return code.require_small("preprocess.files", folder)
 
 
 def find_source_versions(source: Source) -> dict[str, str]:

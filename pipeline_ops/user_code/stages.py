@@ -10,11 +10,17 @@ code, except for the packages around a module. `beam_jobs.stages` imports it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config import sources
-from pipeline_ops.user_code.modules import digest_module, find_distributions, find_module
+from pipeline_ops.user_code.modules import (
+    UserCode,
+    find_distributions,
+    find_module,
+    read_module,
+)
 
 ENTRY_POINT_GROUP = "trainyard.stages"
 """The group of entry points in which stages are published."""
@@ -35,17 +41,26 @@ def list_published_names() -> list[str]:
 
 
 def digest_stage_code(names: Iterable[str]) -> dict[str, str]:
-    """Returns digests of the source files of user stages and of all that they import, by path.
+    """Returns the digests of `read_stage_code`."""
+    return read_stage_code(names).digests
+
+
+def read_stage_code(names: Iterable[str], folder: Path | None = None) -> UserCode:
+    """Reads the source files of user stages and of all that they import.
 
     The check of the config reports a module that cannot be found.
+
+    Args:
+      names: those of the stages.
+      folder: that of the config. Its modules travel if Python finds them there.
 
     Raises:
       ConfigError: a file is not valid Python.
     """
-    found: dict[str, str] = {}
+    found = UserCode()
     for module in _modules(names):
         if origin := find_module(module):
-            found |= digest_module(module, origin)
+            found |= read_module(module, origin, folder)
     return found
 
 

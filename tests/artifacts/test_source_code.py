@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
+from pipeline_ops.artifacts.source_code import (
+    CODE_ROOT,
+    _dump,
+    _is_docstring,
+    digest_sources,
+    digest_tree,
+)
 from pipeline_ops.errors import TrainyardError
 
 
@@ -151,3 +161,29 @@ def test_a_module_that_is_missing_is_an_error_that_names_it():
 def test_code_is_named_from_the_root_so_that_its_place_is_no_difference():
     found = digest_sources(["pipeline_ops.errors"])
     assert "pipeline_ops/errors.py" in found and (CODE_ROOT / "pipeline_ops/errors.py").is_file()
+
+
+OTHER_PYTHONS = [
+    python
+    for version in ("3.11", "3.12", "3.13")
+    if (python := shutil.which(f"python{version}"))
+    and subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0
+]
+
+
+@pytest.mark.parametrize("python", OTHER_PYTHONS)
+def test_each_release_of_python_computes_the_same_digest(python):
+    """A job may run in another one than Airflow. Newer ones have other fields and parts."""
+    functions = [inspect.getsource(each) for each in (_dump, digest_tree, _is_docstring)]
+    code = (
+        "from __future__ import annotations\nimport ast, sys\n"
+        "digest_bytes = lambda content: content\n"
+        + "\n".join(functions)
+        + "\nfor file in sys.argv[1:]: print(digest_tree(ast.parse(open(file, 'rb').read())))\n"
+    )
+    files = [*map(str, sorted((CODE_ROOT / "pipeline_ops").rglob("*.py")))]
+    found = [
+        subprocess.run([each, "-c", code, *files], capture_output=True, check=True).stdout
+        for each in (sys.executable, python)
+    ]
+    assert found[0] == found[1] and len(found[0]) > 1_000_000

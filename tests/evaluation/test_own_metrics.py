@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 from evaluation.evaluations import read_figures
 
 from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.job_code import add_user_files, validate_environment
-from pipeline_ops.user_code.models import validate_names
+from pipeline_ops.jobs.job_code import validate_environment
+from pipeline_ops.jobs.request import read_status
+from pipeline_ops.user_code.models import read_user_code, validate_names
 
 MODULE = "acme_vision.objectives"
 TOP_3 = {"metric": f"{MODULE}:top3", "mode": "max"}
@@ -84,12 +91,52 @@ def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tm
     (tmp_path / "beside.py").write_text(code)
     gate = [{"metric": "beside:top_2", "at_least": 0.5}]
     request = sandbox.plan("evaluate", sandbox.train("good")).request
-    config = request.config | {"gate": gate}
-    file = str(tmp_path / "digits.yaml")
-    request = request.model_copy(update={"config": config, "config_file": file})
-    assert add_user_files(request).user_files == {"beside.py": code}
+    own = read_user_code(Evaluate.model_validate(request.config | {"gate": gate}), tmp_path)
+    assert own.files == {"beside.py": code.encode()}
+    request = request.model_copy(update={"config": request.config | {"gate": gate}})
     with pytest.raises(ConfigError, match=r"beside\.py on .* is not the one that Airflow has"):
-        validate_environment(request)
+        validate_environment(request, tmp_path)
+
+
+@pytest.mark.parametrize("edit", ["0 * ", "<<<<<<< HEAD\n", None])
+def test_an_edit_after_the_plan_changes_no_metric(sandbox, tmp_path, edit):
+    code = (
+        "from pathlib import Path\nimport keras\n"
+        "def top(labels, logits):\n"
+        "    k = int((Path(__file__).parent / 'k.txt').read_text())\n"
+        "    return keras.metrics.sparse_top_k_categorical_accuracy(labels, logits, k)\n"
+    )
+    beside = Path(shutil.copy(sandbox.file, tmp_path)).with_name("own_top.py")
+    beside.write_text(code)
+    beside.with_name("k.txt").write_text("3")
+    sandbox = dataclasses.replace(sandbox, file=tmp_path / "digits.yaml")
+    gate = [TOP_3 | {"at_least": 0.5}, {"metric": "own_top:top", "at_least": 0.5}]
+    plan = sandbox.plan(
+        "evaluate", sandbox.train("good"), evaluate__gate=gate, evaluate__files=["*.txt"]
+    )
+    assert {"own_top.py", "k.txt"} <= plan.request.fingerprint.code.keys()
+    if edit is None:
+        beside.unlink()
+    else:
+        beside.write_text(code.replace("keras.metrics", f"{edit}keras.metrics"))
+    beside.with_name("k.txt").write_text("1")
+    process, attempt = sandbox.start(plan)
+    assert process.wait(timeout=120) == ExitCode.SUCCESS, read_status(attempt).message
+    metrics = read_figures(Path(plan.request.artifact)).challenger.metrics
+    assert metrics["top"] == metrics["top3"]
+
+
+def test_an_edit_of_an_installed_metric_ends_the_job(sandbox, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "top_elsewhere.py").write_text("def top(labels, logits): ...\n")
+    gate = [{"metric": "top_elsewhere:top", "at_least": 0.5}]
+    plan = sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=gate)
+    (tmp_path / "top_elsewhere.py").write_text("def top(labels, logits): pass\n")
+    process, attempt = sandbox.start(plan)
+    assert process.wait(timeout=120) == ExitCode.CONFIG
+    message = read_status(attempt).message
+    assert f"{tmp_path}/top_elsewhere.py on " in message and "Clear the task" in message
 
 
 def test_a_metric_that_does_not_exist_is_found_before_a_run(sandbox):

@@ -308,6 +308,9 @@ TABLE: Mapping[str, Sequence[Change]] = {
             "train.best_checkpoint.monitor": "validation_top_2",
         },
     ],
+    "train.files": [{"train.files": ["nets.py"]}],
+    "evaluate.files": [{"evaluate.files": ["nets.*"]}],
+    "preprocess.files": [{"preprocess.files": ["n*.py"]}],
     "train.callbacks": [
         {"train.callbacks": ["nets:watch", {"keras.callbacks:CSVLogger": {"filename": "a.csv"}}]}
     ],

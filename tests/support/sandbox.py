@@ -96,15 +96,17 @@ class Sandbox:
     root: Path
     dataset: str
     saved_models: Mapping[str, Path]
+    file: Path = DIGITS
+    """The config. Its name is that of the pipeline."""
 
     @property
     def registry(self) -> Registry:
         return Registry(self.root / "models" / "digits")
 
     def config(self, **overrides) -> PipelineConfig:
-        """configs/digits.yaml with overrides; `evaluate__gate` stands for `evaluate.gate`."""
+        """The config with overrides; `evaluate__gate` stands for `evaluate.gate`."""
         return load_config(
-            DIGITS,
+            self.file,
             {
                 "storage.root": str(self.root),
                 "evaluate.batch_size": 32,

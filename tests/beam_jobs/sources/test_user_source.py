@@ -3,7 +3,6 @@ in them has a message that names it."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 import sys
@@ -20,7 +19,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.job_code import add_user_files, validate_environment, write_user_files
+from pipeline_ops.jobs.job_code import validate_environment, write_user_files
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
@@ -204,25 +203,22 @@ def test_a_source_of_the_catalogue_has_no_code_of_the_user(named):
 
 
 def test_the_modules_travel_to_a_job_on_another_host(named, tmp_path):
-    request = add_user_files(named.plan().request)
-    assert request.user_files == {"named.py": NAMED, "named_helper.py": HELPER}
-    there = write_user_files(request, tmp_path / "attempt")
-    folder = Path(there.config_file).parent
-    assert folder != named.config_file.parent
+    request = named.plan().request
+    found = {path: content.decode() for path, content in request.user_files.items()}
+    assert found == {"named.py": NAMED, "named_helper.py": HELPER}
+    folder = write_user_files(request.user_files, tmp_path / "attempt")
     assert (folder / "named.py").read_text() == NAMED
-    assert there.config["source"]["path"] == str(named.raw)
     named.source.unlink()  # the host does not see this folder
-    validate_environment(there)
+    validate_environment(request, folder)
     (folder / "named.py").write_text(NAMED + "other = 1\n")
     with pytest.raises(ConfigError, match=r"named\.py on .* is not the one that Airflow has"):
-        validate_environment(there)
+        validate_environment(request, folder)
 
 
 def test_the_job_with_modules_that_travelled_makes_the_same_data_set(named, tmp_path):
     plan = named.plan()
-    request = write_user_files(add_user_files(plan.request), tmp_path / "attempt")
     named.source.write_text("raise SystemExit('the source of this host was run')\n")
-    outcome = named.run(dataclasses.replace(plan, request=request))
+    outcome = named.run(plan)
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
     assert outcome.shards == named.make(source=write_csv(named)).shards
 

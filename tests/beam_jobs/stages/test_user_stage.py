@@ -173,6 +173,42 @@ def test_a_stage_next_to_the_yaml_runs_in_worker_processes(beside):
     assert 1 <= len(found) <= 2 and job not in found
 
 
+def test_a_stage_next_to_the_yaml_may_be_edited_while_the_job_runs(beside):
+    """The first process that imports it edits it, so the worker processes come later."""
+    file, run = beside
+    edit = "import multiprocessing\nif multiprocessing.parent_process() is None:\n    "
+    file.write_text(f"{BESIDE}\n{edit}Path({str(file)!r}).write_text('<<<<<<< HEAD')\n")
+    outcome, job, found = run()
+    assert file.read_text() == "<<<<<<< HEAD"
+    assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
+    assert found and job not in found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_edit_of_a_stage_elsewhere_ends_the_job_with_the_name_of_the_file(
+    acme, animals, workers
+):
+    stages = ["decode", {"acme_stages.black:blacken": {"level": 7}}]
+    plan = animals.plan(stages=stages, runner={"workers": workers})
+    file = acme / "acme_stages" / "black.py"
+    file.write_text(BLACKEN.replace("* 0 +", "* 0 + 1 +"))
+    process, attempt = animals.start(plan)
+    assert process.wait(timeout=120) == ExitCode.CONFIG
+    assert f"{file} on " in animals.outcome(plan, attempt).message
+
+
+def test_an_edit_of_a_stage_elsewhere_is_seen_in_worker_processes(acme, animals):
+    file = acme / "acme_stages" / "black.py"
+    edit = "import multiprocessing\nif multiprocessing.parent_process() is None:\n    "
+    text = f"{BLACKEN}\n{edit}open(__file__, 'a').write('LEVEL = 3')\n"
+    file.write_text(text)
+    stages = ["decode", {"acme_stages.black:blacken": {"level": 7}}]
+    plan = animals.plan(stages=stages, runner={"workers": 2})
+    process, attempt = animals.start(plan)
+    assert process.wait(timeout=120) == ExitCode.CONFIG
+    assert f"{file} on " in animals.outcome(plan, attempt).message
+
+
 def test_a_bug_in_a_worker_process_names_stage_record_file_and_line(beside):
     file, run = beside
     outcome, *_ = run(broken="cat/007.png")

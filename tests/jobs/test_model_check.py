@@ -1,0 +1,84 @@
+"""The check of a model sees the code of the plan, and files that nobody has named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.storage.open_store import open_root
+
+DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
+NET = """
+from pathlib import Path
+
+import keras
+
+{line}
+
+
+def build(image_shape, num_classes):
+    return keras.Sequential(
+        [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)]
+    )
+
+
+def loss(labels, logits):
+    {in_loss}
+    return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+"""
+BESIDE = '(Path(__file__).parent / "labels.txt").read_text()'
+
+
+@pytest.fixture
+def author(tmp_path):
+    """Writes a module beside a config, and plans its training."""
+    (tmp_path / "labels.txt").write_text("cat dog")
+    file = tmp_path / "digits.yaml"
+    file.write_text(DIGITS.read_text())
+
+    def plan(line: str = "", in_loss: str = "", **train) -> PlannedTraining:
+        (tmp_path / "own_net.py").write_text(NET.format(line=line, in_loss=in_loss))
+        chosen = {"model": "own_net:build", "loss": "own_net:loss", **train}
+        config = load_config(file, {f"train.{key}": value for key, value in chosen.items()})
+        return PlannedTraining.from_config(config, sys.executable)
+
+    return plan
+
+
+def check(training: PlannedTraining, folder: Path) -> None:
+    verdicts = open_root(folder / "verdicts")
+    validate_training(training, "classification", (8, 8, 1), 10, verdicts)
+
+
+@pytest.mark.parametrize("options", [{"line": BESIDE}, {"in_loss": BESIDE}])
+def test_a_file_beside_the_module_must_be_named(author, tmp_path, options):
+    with pytest.raises(ConfigError, match=r'digits\.yaml:.*train\.files: \["labels\.txt"\]'):
+        check(author(**options), tmp_path)
+    check(author(**options, files=["labels.txt"]), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["line", "in_loss"])
+def test_a_file_elsewhere_is_refused_by_its_name(author, tmp_path, key):
+    aside = tmp_path / "aside.txt"
+    aside.write_text("cat dog")
+    with pytest.raises(ConfigError, match=rf"opens {aside}.*train\.files: \[\"aside\.txt\"\]"):
+        check(author(**{key: f"Path({str(aside)!r}).read_text()"}), tmp_path)
+
+
+def test_a_path_relative_to_the_current_directory_is_explained(author, tmp_path):
+    with pytest.raises(ConfigError, match="labels.txt, relative to the current directory"):
+        check(author(line="open('labels.txt')", files=["labels.txt"]), tmp_path)
+
+
+def test_the_verdict_is_about_the_code_of_the_plan(author, tmp_path):
+    training = author()
+    (tmp_path / "own_net.py").write_text("<<<<<<< HEAD\n")
+    check(training, tmp_path)
+    with pytest.raises(ConfigError, match="own_net"):
+        author_again = PlannedTraining.model_validate(training.model_dump() | {"code": None})
+        check(author_again, tmp_path)

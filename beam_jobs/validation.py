@@ -24,7 +24,7 @@ from beam_jobs.sources import SourceData
 from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.model_data_rules import check_train_split, find_image_size
+from pipeline_ops.config.model_data_rules import check_shards, check_train_split, find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs import model_check
@@ -57,7 +57,7 @@ def validate_size(
     only the training knows.
     """
     num_images = len(decision.by_split["train"])
-    plan.check_num_records(num_images, config.shards)
+    check_shards(num_images, config.shards)
     if all(each.name in BUILT_IN and not each.stage.splits for each in source.stages):
         check_train_split(train, num_images, str(source.folder))
 

@@ -22,6 +22,7 @@ from beam_jobs.stages.stage import Box, BoxFrame, Example
 from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
 from pipeline_ops.artifacts.remarks import explain_crowds
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.model_data_rules import check_shards
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.errors import DataError
 
@@ -93,21 +94,9 @@ def plan_shards(
     return [ShardPlan(split, *each) for each in zip(names, members, strict=True)]
 
 
-def check_num_records(num_records: int, num_shards: int) -> None:
-    """Raises DataError if the training split cannot fill its shards.
-
-    Each worker needs a shard to read. An empty split has its own message.
-    """
-    if 0 < num_records < num_shards:
-        cure = "Add images, or lower preprocess.shards (and train.workers with it)."
-        raise DataError(
-            f"the train split has {num_records} records, too few for {num_shards} shards", cure
-        )
-
-
 def plan_dataset(by_split: Mapping[str, Sequence[Record]], config: Preprocess) -> list[ShardPlan]:
     """The shards of a data set that is built as a whole."""
-    check_num_records(len(by_split["train"]), config.shards)
+    check_shards(len(by_split["train"]), config.shards)
     plans = []
     for split, records in by_split.items():
         num_shards = compute_num_shards(records, config)

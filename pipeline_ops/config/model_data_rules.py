@@ -109,3 +109,15 @@ def find_size_problem(model: str, height: int, width: int) -> str | None:
 def _describe_location(config: PipelineConfig, location: Location) -> str:
     """File, line and key of a location, for a message."""
     return f"{config.locate(location)}: {'.'.join(map(str, location))}"
+
+
+def check_shards(num_records: int, num_shards: int) -> None:
+    """Raises DataError if the training split cannot fill its shards.
+
+    Each worker needs a shard to read. An empty split has its own message.
+    """
+    if 0 < num_records < num_shards:
+        cure = "Add images, or lower preprocess.shards (and train.workers with it)."
+        raise DataError(
+            f"the train split has {num_records} records, too few for {num_shards} shards", cure
+        )

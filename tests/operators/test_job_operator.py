@@ -38,7 +38,7 @@ from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.operators.tasks import ExportOperator, TrainOperator
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.system.processes import find_group_members
+from pipeline_ops.system.processes import JOB_PYTHON, find_group_members
 
 
 class Run:
@@ -281,4 +281,4 @@ def test_a_job_does_not_inherit_airflows_secrets():
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "y",
         "AIRFLOW_CONN_AWS": "z",
     }
-    assert build_job_environment(environment) == {"PATH": "/bin", "PYTHONSAFEPATH": "1"}
+    assert build_job_environment(environment) == {"PATH": "/bin"} | JOB_PYTHON

@@ -41,7 +41,7 @@ def test_a_container_writes_to_a_volume_of_its_own_and_has_no_other_entry_point(
     variables = dict(line.split("=", 1) for line in body["Env"])
     assert variables["HOME"] == variables["TMPDIR"] == "/work"
     assert variables["TRAINYARD_LOCAL_FOLDER"] == "/work/local"
-    python = ["PYTHONSAFEPATH=1", "python", "-m", INIT_MODULE, "module"]
+    python = ["PYTHONSAFEPATH=1", "PYTHONHASHSEED=0", "python", "-m", INIT_MODULE, "module"]
     assert body["Entrypoint"] == ["env"]
     assert body["Cmd"] == [*python, "/folder/attempt/request.json"]
 

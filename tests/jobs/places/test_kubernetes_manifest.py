@@ -102,12 +102,20 @@ def test_the_cluster_ends_a_job_only_after_its_own_deadline():
 
 def test_the_command_is_that_of_the_init_process():
     assert find_container(build(FULL))["command"] == [
-        *("env", "PYTHONSAFEPATH=1", "PYTHONPATH=/app", "/usr/bin/python3", "-m"),
+        *(
+            "env",
+            "PYTHONSAFEPATH=1",
+            "PYTHONHASHSEED=0",
+            "PYTHONPATH=/app",
+            "/usr/bin/python3",
+            "-m",
+        ),
         *("pipeline_ops.jobs.init_process", "beam_jobs.__main__", str(LAUNCH.attempt.request)),
     ]
     assert find_container(build(LEAST))["command"][:4] == [
         "env",
         "PYTHONSAFEPATH=1",
+        "PYTHONHASHSEED=0",
         "python",
         "-m",
     ]

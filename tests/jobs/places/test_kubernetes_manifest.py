@@ -112,7 +112,7 @@ def test_the_command_is_that_of_the_init_process():
         ),
         *("pipeline_ops.jobs.init_process", "beam_jobs.__main__", str(LAUNCH.attempt.request)),
     ]
-    assert find_container(build(LEAST))["command"][:4] == [
+    assert find_container(build(LEAST))["command"][:5] == [
         "env",
         "PYTHONSAFEPATH=1",
         "PYTHONHASHSEED=0",

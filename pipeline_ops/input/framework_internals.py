@@ -25,6 +25,8 @@ TESTED = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
 _SLOTS = {"momentum": "momentums", "velocity": "velocities", "average": "averages"}
 """The slots of an optimizer by the last word of Keras's names of their variables."""
 
+SEED_STATE = "seed_generator_state"
+"""The name of the variable in which one of Keras's generators of random numbers keeps its state."""
 PRIVATE_NAMES: list[str] = []
 """All parts that were looked up, as `module:name`. The tests remove each of them in turn."""
 

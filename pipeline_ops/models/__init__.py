@@ -54,8 +54,10 @@ def build_model(
     """Returns the model of a config, with new weights. `folder` is that of its own modules.
 
     For training, the model computes with the config's precision. Otherwise it computes in float32,
-    as the served model does.
+    as the served model does. Numbers that the function draws depend on `config.seed`, so that every
+    process draws the same.
     """
+    keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters, is_own = config.model_parameters, is_user_function(config.model)
     watch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

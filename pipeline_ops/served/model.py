@@ -43,6 +43,12 @@ class ServedImages(tf.Module, abc.ABC):
     ):
         super().__init__()
         self.model, self.image_shape = model, image_shape
+        # Keras does not show TensorFlow those of layers that draw numbers in a training.
+        self._generators = [
+            variable.value
+            for variable in getattr(model, "non_trainable_variables", ())
+            if variable.name == "seed_generator_state"
+        ]
         self._preprocessing = preprocessing or Preprocessing()
         batch_shape = (None, *image_shape)
         self.images = _make_signature(self._predict, contract.IMAGES, batch_shape, tf.float32)

@@ -34,6 +34,11 @@ else:
     from pipeline_ops.models import build_model, load_per_example, make_head
     from pipeline_ops.models.classification import compute_per_example, validate_logits
     from pipeline_ops.training.callbacks import load_callbacks
+    from pipeline_ops.training.self_consistency import (
+        check_model_of_author,
+        check_twin,
+        list_images,
+    )
     from pipeline_ops.training.strategy import require_matches
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
@@ -41,21 +46,30 @@ else:
 _NUM_IMAGES = 2
 
 
-def check_model(request: ModelCheckRequest, code_folder: Path | None = None) -> None:
+def check_model(
+    request: ModelCheckRequest, code_folder: Path | None = None, work: Path | None = None
+) -> None:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config.
 
-    `code_folder` has the author's modules, by default the folder of the config.
+    `code_folder` has the author's modules, by default the folder of the config. A second process
+    is started only with a folder `work` for its files.
     """
     folder = code_folder or Path(request.config_file).parent
     config = Train.model_validate(request.train)
     for path, arguments in config.callback_arguments:
         load_callbacks(path, arguments, config, folder)
-    size, shape = (request.image_shape, request.num_classes), (_NUM_IMAGES, *request.image_shape)
-    pixels = tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32)  # always the same
-    images = tf.cast(pixels, tf.float32)
+    size = request.image_shape, request.num_classes
+    images = list_images((_NUM_IMAGES, *request.image_shape))
     with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
         model = build_model(config, *size, folder, for_training=False)
         outputs = model(images, training=False)
+    if is_user_function(config.model):
+        name = f"train.model: {config.model}"
+        check_model_of_author(model, images, name)
+        if work is not None and request.task == "classification":
+            initial = model.get_weights()
+            check_twin(model, images, name, work, request.model_dump_json().encode())
+            model.set_weights(initial)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
@@ -121,15 +135,23 @@ def _convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> 
         raise ConfigError(f"{subject} raised {cause}{suffix}. Correct it.") from error
 
 
+@contextlib.contextmanager
+def use_code(request: ModelCheckRequest, work: Path) -> Iterator[Path]:
+    """Imports the author's modules as planned, from copies in the folder that it yields."""
+    folder = write_user_files(request.code.files, work)
+    original = Path(request.config_file).parent
+    with import_as_planned(PlannedCode(folder, original, request.code.digests)):
+        yield folder
+
+
 def main() -> None:
     request = ModelCheckRequest.model_validate_json(sys.stdin.read())
     answer = {"missing": _missing} if _missing else {}
     try:
         if not _missing:
-            original, own = Path(request.config_file).parent, request.code
-            folder = write_user_files(own.files, Path(sys.argv[1]).parent)
-            with import_as_planned(PlannedCode(folder, original, own.digests)):
-                check_model(request, folder)
+            work = Path(sys.argv[1]).parent
+            with use_code(request, work) as folder:
+                check_model(request, folder, work)
     except ConfigError as error:
         answer = {"fault": str(error)}
     write_json(Path(sys.argv[1]), answer)

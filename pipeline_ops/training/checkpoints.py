@@ -661,9 +661,20 @@ def read_named_arrays(path: Path) -> list[tuple[str, np.ndarray]]:
     return [*zip(unpack_paths(arrays).weights or [""] * len(found), found, strict=True)]
 
 
-def write_arrays(path: Path, arrays: Sequence[np.ndarray], paths: Sequence[str] = ()) -> None:
-    """Writes weights as one .npz file."""
-    write_npz(path, name_arrays("w", arrays) | pack_paths(Paths([*paths])))
+def write_arrays(
+    path: Path,
+    arrays: Sequence[np.ndarray],
+    paths: Sequence[str] = (),
+    answers: Sequence[np.ndarray] = (),
+) -> None:
+    """Writes weights as one .npz file, with the answers of their model, if any are given."""
+    content = name_arrays("w", arrays) | pack_paths(Paths([*paths])) | name_arrays("a", answers)
+    write_npz(path, content)
+
+
+def read_answers(path: Path) -> Arrays:
+    """Reads the answers beside weights."""
+    return select_arrays("a", read_npz(path))
 
 
 def compute_weights_digest(weights: Sequence[np.ndarray]) -> str:

@@ -32,6 +32,7 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import (
+    SEED_STATE,
     count_local_replicas,
     get_slots,
     keep_gradients,
@@ -43,7 +44,6 @@ from pipeline_ops.training.checkpoints import Arrays, Paths, number_paths
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
 
-_STATE = "seed_generator_state"
 _CALL = re.compile(
     r"Exception encountered when calling (\S+)\.call\(\)\.\s+(?:\x1b\[1m)?([^\n\x1b]+)"
 )
@@ -99,7 +99,7 @@ class SeedGenerators:
     """
 
     def __init__(self, model: keras.Model):
-        self.states = [each for each in model.non_trainable_variables if each.name == _STATE]
+        self.states = [each for each in model.non_trainable_variables if each.name == SEED_STATE]
         self._seeds = [int(state.numpy()[0]) for state in self.states]
 
     def set_states(self, step: int | tf.Tensor, part: int | tf.Tensor) -> None:
@@ -129,7 +129,7 @@ def find_states(model: keras.Model) -> list[keras.Variable]:
     return [
         variable
         for variable in model.non_trainable_variables
-        if variable.name != _STATE and not variable.value.trainable
+        if variable.name != SEED_STATE and not variable.value.trainable
     ]
 
 
@@ -208,6 +208,14 @@ class Loop(abc.ABC):
     @abc.abstractmethod
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         """Adds up the sums of the best weights over the batches of all workers."""
+
+    def answer(self, images: tf.Tensor, weights: Arrays) -> list[np.ndarray]:
+        """Returns the outputs for images with the given weights, which the loop keeps.
+
+        All workers call it alike.
+        """
+        self.assign(weights)
+        return [np.asarray(each) for each in tf.nest.flatten(self.model(images, training=False))]
 
     @abc.abstractmethod
     def judge(self, batches: Iterable[Any]) -> np.ndarray:

@@ -55,7 +55,19 @@ from pipeline_ops.served.model import ServedClassifier, ServedDetector, ServedIm
 from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.storage.local_files import remove_own_folder, translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.training.checkpoints import number_paths, read_arrays, write_arrays
+from pipeline_ops.training.checkpoints import (
+    number_paths,
+    read_answers,
+    read_arrays,
+    write_arrays,
+)
+from pipeline_ops.training.self_consistency import (
+    NUM_ANSWERS,
+    REDUCED_TOLERANCE,
+    TRAINED_TOLERANCE,
+    check_answers,
+    list_images,
+)
 
 _NUM_REFERENCE_EXAMPLES, _MAX_REFERENCE_IMAGES = 64, 96
 """Without raw records, and with them: the data set has 64 and a few of each rare kind of file."""
@@ -86,6 +98,18 @@ def _export(spec: CandidateSpec, request: Request, code_folder: Path) -> None:
     paths = number_paths(variable.path for variable in model.weights)
     weights = read_arrays(work / TRAINED, paths)
     model.set_weights(weights)
+    if answers := read_answers(work / TRAINED):
+        images = list_images((NUM_ANSWERS, *image_shape))
+        check_answers(
+            f"train.model: {config.model}",
+            answers,
+            tf.nest.flatten(model(images, training=False)),
+            "the model that was built again for the SavedModel answers otherwise than the trained "
+            "one. It depends on something besides its weights: numbers that it draws for itself, "
+            "variables that are no weights, the order of a set, a file. trainyard validate --deep "
+            "looks for it. The answers differ",
+            TRAINED_TOLERANCE if config.precision == "float32" else REDUCED_TOLERANCE,
+        )
     write_arrays(folder / WEIGHTS, weights, paths)
     served: ServedImages
     is_detector = dataset.figures.task == "detection"

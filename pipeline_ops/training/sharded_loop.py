@@ -26,6 +26,7 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.task import BatchSums, Task, add_sums
+from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import (
     Batches,
     Loop,
@@ -126,6 +127,10 @@ class ShardedLoop(Loop):
     @abc.abstractmethod
     def _create(self, value: Any, path: str = "") -> VariableShards:
         """Creates the shards of the variable with the given path in the model."""
+
+    def answer(self, images: tf.Tensor, weights: Arrays) -> list[np.ndarray]:
+        self.model.set_weights(weights)  # its own copy
+        return [np.asarray(each) for each in tf.nest.flatten(self.model(images, training=False))]
 
     def judge(self, batches: Iterable[Any]) -> np.ndarray:
         """Judges on the device of the model, with its own copy of the weights."""

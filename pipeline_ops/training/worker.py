@@ -66,6 +66,7 @@ from pipeline_ops.training.checkpoints import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.strategy import (
@@ -303,8 +304,10 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
     spec, weights = trainer.spec, trainer.get_trained_weights()
     work, paths = Path(spec.work), [format_worker_digest_name(spec.index)]
     write_atomically(work / paths[0], compute_weights_digest(weights).encode())
+    images = list_images((NUM_ANSWERS, *trainer.input.figures.image_shape))
+    answers = trainer.loop.answer(images, weights)
     if spec.is_chief:
-        write_arrays(work / TRAINED, weights, trainer.loop.paths.weights)
+        write_arrays(work / TRAINED, weights, trainer.loop.paths.weights, answers)
         facts = {
             "num_parameters": trainer.loop.model.count_params(),
             "strategy": chosen.name,
@@ -360,8 +363,7 @@ def load_user_functions(
 
 
 def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildModel) -> Loop:
-    """Makes a model with weights that depend on the seed alone, and the loop that trains it."""
-    keras.utils.set_random_seed(config.seed)
+    """Makes the model, and the loop that trains it."""
     match chosen.name:
         case "dtensor":
             return DTensorLoop(build(), task, config, chosen.devices)

@@ -1,0 +1,240 @@
+"""Whether a model is more than its weights: what its graph reads and draws besides them, and
+whether another process builds the same one.
+
+The model that is served is built again from the trained weights, by another process. So it must
+depend on nothing else. `check.py` runs these checks for a model of the author's own: the graph is
+read, the model is called twice, and `model_twin.py` compares it with one that a second process
+builds from the same weights, and with its SavedModel in that process, without the author's modules.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned
+from pipeline_ops.served.model import ServedClassifier
+from pipeline_ops.storage.local_files import read_json
+from pipeline_ops.training.checkpoints import number_paths, write_arrays
+
+_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_DRAWING = re.compile(r"Random(?!.*Dataset)|TruncatedNormal|Multinomial|^Stateful(?!Partitioned)")
+_STATELESS = ("Stateless", "RandomGetKeyCounter")
+_INSTALLED = ("site-packages", "dist-packages", str(CODE_ROOT / "pipeline_ops"), "<")
+_TIMEOUT_SECONDS = 240
+_TOLERANCE, TRAINED_TOLERANCE, REDUCED_TOLERANCE = 1e-4, 0.02, 0.1
+"""In parts of the largest answer: of the same kernels on one host, of those of a GPU with TF32, and
+of bfloat16 and float16."""
+NUM_ANSWERS = 4
+"""The images whose answers the trained model leaves."""
+TWIN_MODULE = "pipeline_ops.training.model_twin"
+WEIGHTS, IMAGES, ANSWERS = "weights.npz", "images.npy", "answers.npz"
+SAVED, VERDICT = "saved_model", "verdict.json"
+
+
+def check_model_of_author(model: keras.Model, images: tf.Tensor, name: str) -> None:
+    """Raises ConfigError for what a served model can't have, with layer, file and line.
+
+    Args:
+      model: a model of the author's own.
+      images: float32 [N, H, W, C].
+      name: the model, in messages.
+    """
+    for training in (True, False):
+        graph, assigned = _trace(model, images, training)
+        for kind, place in _list_operations(graph):
+            if kind in _PYTHON:
+                raise ConfigError(
+                    f"{name} calls Python inside of its graph ({place}), by tf.numpy_function or "
+                    "tf.py_function. A SavedModel cannot. Use TensorFlow's operations."
+                )
+            if not training and _DRAWING.search(kind) and not kind.startswith(_STATELESS):
+                raise ConfigError(
+                    f"{name} draws random numbers when it answers ({place}), so two answers to one "
+                    "image differ. Draw them only if training is true."
+                )
+        if hidden := [*_find_untracked(graph, model)]:
+            raise ConfigError(
+                f"{name} reads variables that are no weights of the model "
+                f"({', '.join(hidden[:4])}), so they neither learn nor are saved. Create them by "
+                "add_weight, and layers as attributes of a layer or of the model."
+            )
+        if not training and assigned:
+            raise ConfigError(
+                f"{name} changes {', '.join(assigned)} when it answers, so an answer depends on "
+                "those before. Change variables only if training is true."
+            )
+    drawn = [place for kind, place in _list_operations(graph) if kind.startswith("StatelessRandom")]
+    check_answers(
+        name,
+        model(images, training=False),
+        model(images, training=False),
+        "two calls with the same images answer otherwise, so the served model would, too. Draw "
+        f"numbers only if training is true{f' ({drawn[-1]})' if drawn else ''}. They differ",
+        0.0,
+    )
+
+
+def _trace(model: keras.Model, images: tf.Tensor, training: bool) -> tuple[Any, list[str]]:
+    """Returns the graph of a call, and the paths of the variables that it assigns.
+
+    Not those of generators of random numbers: a recurrent layer draws masks that it does not use.
+    """
+    assigned: list[str] = []
+
+    def call(images: tf.Tensor) -> Any:
+        outputs = model(images, training=training)
+        kept = [each for each in model.variables if each.name != SEED_STATE]
+        assigned.extend(list_assigned(kept))
+        return outputs
+
+    return tf.function(call, autograph=False).get_concrete_function(images).graph, assigned
+
+
+def _list_operations(graph: Any) -> Iterator[tuple[str, str]]:
+    """Yields the type and the place of each operation, also of those in loops and branches."""
+    for operation in graph.get_operations():
+        yield operation.type, _locate(operation)
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            yield node.op, node.name
+
+
+def _find_untracked(graph: Any, model: keras.Model) -> Iterator[str]:
+    """Yields the places where the graph reads variables that are not the model's."""
+    known = {id(variable.value.handle) for variable in model.variables}
+    for outside, inside in graph.captures:
+        if outside.dtype == tf.resource and id(outside) not in known:
+            for operation in inside.consumers():
+                if operation.type in ("ReadVariableOp", "ResourceGather"):
+                    yield _locate(operation)
+
+
+def _locate(operation: tf.Operation) -> str:
+    """Returns the layer, file and line of an operation, as far as it has them."""
+    layer = operation.name.rpartition("/ReadVariableOp")[0] or operation.name
+    own = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in operation.traceback
+        if not any(part in frame.filename for part in _INSTALLED)
+    ]
+    return ", ".join([layer, *own[-1:]])
+
+
+def check_answers(name: str, first: Any, second: Any, what: str, tolerance: float) -> None:
+    """Raises ConfigError if two answers to the same images differ.
+
+    Args:
+      name: the model, in messages.
+      first: a structure of arrays, the answers of the model.
+      second: the same of the other call.
+      what: the rest of the sentence, from "two calls" on.
+      tolerance: the largest difference, in parts of the largest answer.
+    """
+    for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+        one, other = (np.asarray(tf.cast(each, tf.float64)) for each in (a, b))
+        difference = np.abs(one - other).max(initial=0.0)
+        if not difference <= tolerance * max(1.0, np.abs(one).max(initial=0.0)):
+            raise ConfigError(f"{name}: {what} by up to {difference:.3g}.")
+
+
+def choose_tolerance(model: keras.Model) -> float:
+    types = {layer.compute_dtype for layer in model._flatten_layers()}
+    return REDUCED_TOLERANCE if types & {"bfloat16", "float16"} else _TOLERANCE
+
+
+def spread_weights(model: keras.Model) -> list[np.ndarray]:
+    """Gives each weight values of its own, and returns them.
+
+    New weights are often zeros or ones, which hide a part of the model.
+    """
+    draw = np.random.default_rng(0)
+    weights = [
+        value + draw.uniform(0.01, 0.1, value.shape).astype(value.dtype)
+        if np.issubdtype(value.dtype, np.floating)
+        else value
+        for value in model.get_weights()
+    ]
+    model.set_weights(weights)
+    return weights
+
+
+def check_twin(
+    model: keras.Model, images: tf.Tensor, name: str, folder: Path, request: bytes
+) -> None:
+    """Compares a classifier with its SavedModel and with the model of a second process.
+
+    Args:
+      model: a model of the author, whose weights are changed.
+      images: float32 [N, H, W, C].
+      name: the model, in messages.
+      folder: a folder for the files.
+      request: what the second process gets on its stdin, the request of the check.
+    """
+    weights = spread_weights(model)
+    answers = model(images, training=False)
+    tolerance = choose_tolerance(model)
+    write_arrays(folder / WEIGHTS, weights, number_paths(each.path for each in model.weights))
+    np.save(folder / IMAGES, images.numpy())
+    served = ServedClassifier(model, tuple(images.shape[1:]))
+    try:
+        tf.saved_model.save(served, str(folder / SAVED), signatures={"images": served.images})
+    except Exception as error:  # of any kind, by an operation or a resource
+        raise ConfigError(
+            f"{name} cannot be written as a SavedModel: {type(error).__name__}: "
+            f"{_shorten(str(error))}"
+        ) from error
+    expected = served.images(images)["probabilities"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", TWIN_MODULE, str(folder)],
+        input=request,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+    verdict = read_json(folder / VERDICT)
+    if verdict is None:
+        end = done.stdout.decode(errors="replace")[-1000:]
+        raise ConfigError(f"{name}: a second process cannot call it: {end}")
+    if fault := verdict.get("fault"):
+        raise ConfigError(f"{name}: {fault}")
+    with np.load(folder / ANSWERS) as found:
+        own = tf.nest.flatten(answers)
+        check_answers(
+            name,
+            own,
+            [found[f"model{number}"] for number in range(len(own))],
+            "a second process that built it with the same weights answers otherwise. It depends "
+            "on something besides its weights: numbers that it draws for itself, the order of a "
+            "set, the time, the environment. Make that a weight (trainable=False) or a constant. "
+            "The answers differ",
+            tolerance,
+        )
+        check_answers(
+            name,
+            expected,
+            found["saved"],
+            "its SavedModel answers otherwise in another process",
+            tolerance,
+        )
+
+
+def _shorten(message: str, limit: int = 500) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def list_images(shape: Sequence[int]) -> tf.Tensor:
+    """Returns images of random pixels, always the same, float32 of the shape [N, H, W, C]."""
+    return tf.cast(tf.random.stateless_uniform(shape, [1, 2], 0, 256, tf.int32), tf.float32)

@@ -33,6 +33,7 @@ from pipeline_ops.evaluation.gate import judge, judge_answers
 from pipeline_ops.evaluation.inputs import Inputs, find_leaks, read_inputs, trace_lineage
 from pipeline_ops.evaluation.report import (
     ReportData,
+    compare_with_training,
     describe_overfitting,
     draw_predictions,
     read_rejected,
@@ -133,7 +134,12 @@ def _judge(
         own_modes=config.own_modes,
         as_served=found.as_served,
         overfitting=describe_overfitting(inputs.challenger.figures, inputs.dataset.figures),
-        warnings=describe_small_splits({"test": inputs.num_test_examples}),
+        warnings=[
+            *compare_with_training(
+                inputs.challenger.figures, inputs.dataset.figures, whole.challenger.metrics
+            ),
+            *describe_small_splits({"test": inputs.num_test_examples}),
+        ],
     )
 
 

@@ -34,6 +34,7 @@ from pipeline_ops.artifacts.results import (
     ModelEvaluation,
     TrainingFigures,
     compare_with_baseline,
+    format_figure,
 )
 from pipeline_ops.config.evaluate import find_mode, rank_figure
 from pipeline_ops.evaluation.classifier import (
@@ -79,6 +80,7 @@ _JPEG_QUALITIES = (85, 60, 20)
 _MAX_BOXES = 200
 """The number of boxes that are drawn over a picture. Mistakes come first."""
 _IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+_DEPARTED, _STANDARD_ERRORS = 0.1, 5.0
 _OVERFITTED = 1.1
 """A validation loss is worse than the lowest one from this factor on. Less is noise."""
 _MODELS = (("challenger", "validation"), ("champion", "champion"))
@@ -309,6 +311,40 @@ def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> 
         f"{train_losses[0]:.4g} to {train_losses[1]:.4g}. {harm}More images help most, then more "
         "random changes (train.input.augment), a smaller model, or a warm start (train.warm_start)."
     )
+
+
+def compare_with_training(
+    training: TrainingFigures, dataset: DatasetFigures, tested: Mapping[str, float]
+) -> list[str]:
+    """Says that a model is worse on the test split than it was on the validation split.
+
+    The published model should be the trained one, and the splits alike. A difference counts beyond
+    five standard errors of two proportions and a tenth.
+
+    Args:
+      training: that of the model.
+      dataset: the data set of the training.
+      tested: the model's metrics on the test split.
+    """
+    if not 0 <= training.best_epoch < len(training.history):
+        return []
+    validated, sizes = training.history[training.best_epoch].metrics, dataset.num_examples
+    if not sizes.get("validation") or not sizes.get("test"):
+        return []
+    for name in ("accuracy", "map_50"):
+        before, now = validated.get(f"validation_{name}", math.nan), tested.get(name, math.nan)
+        mean = (before + now) / 2
+        error = math.sqrt(
+            max(0.0, mean * (1 - mean)) * (1 / sizes["validation"] + 1 / sizes["test"])
+        )
+        if before - now > _DEPARTED + _STANDARD_ERRORS * error:
+            return [
+                f"{name} is {format_figure(now)} on the test split, and was "
+                f"{format_figure(before)} on the validation split after epoch "
+                f"{training.best_epoch + 1} of its training: either the splits are of other "
+                "images, or the published model is not the trained one"
+            ]
+    return []
 
 
 def _describe_training_data(dataset: DatasetFigures) -> str:

@@ -19,7 +19,11 @@ from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
-from pipeline_ops.evaluation.report import describe_overfitting, mark_mistakes
+from pipeline_ops.evaluation.report import (
+    compare_with_training,
+    describe_overfitting,
+    mark_mistakes,
+)
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 PNG = base64.b64decode(
@@ -404,3 +408,34 @@ def test_other_losses_show_no_overfitting(train, validation):
 def test_too_few_training_data_are_told_below_the_curves():
     text = Page(render(figures={"overfitting": f"Too few {SCRIPT}."})).text
     assert f"Too few {SCRIPT}." in text
+
+
+@pytest.mark.parametrize(
+    ("validated", "tested", "sizes", "is_told"),
+    [
+        (0.88, 0.03, (100, 100), True),
+        (0.88, 0.85, (100, 100), False),
+        (0.9, 0.6, (20, 20), False),  # chance can do that
+        (0.9, 0.6, (2000, 2000), True),
+        (0.5, 0.9, (2000, 2000), False),  # better
+        (float("nan"), 0.5, (2000, 2000), False),
+    ],
+)
+def test_a_model_that_is_worse_than_in_its_training_is_told(validated, tested, sizes, is_told):
+    figures = DatasetFigures(
+        class_names=["cat", "dog"],
+        image_shape=(28, 28, 1),
+        num_examples={"train": 9, "validation": sizes[0], "test": sizes[1]},
+        num_rejected=0,
+        rejected_by_reason={},
+        labels={},
+    )
+    metrics = {"loss": 1.0, "validation_loss": 1.0, "validation_accuracy": validated}
+    epoch = Epoch(epoch=0, step=1, learning_rate=0.1, metrics=metrics)
+    training = make_training_figures(figures).model_copy(
+        update={"history": [epoch], "best_epoch": 0}
+    )
+    told = compare_with_training(training, figures, {"accuracy": tested})
+    assert bool(told) == is_told
+    if told:
+        assert f"was {validated:.4f} on the validation split after epoch 1" in told[0]

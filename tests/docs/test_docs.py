@@ -192,3 +192,16 @@ def test_the_address_of_weights_is_that_in_the_source_of_keras():
     text = (CODE_ROOT / "docs" / "own-model.md").read_text()
     assert f"{base}resnet50{name}," in text
     assert 'cache_subdir="models"' in source and "`~/.keras/models/`" in text
+
+
+def test_each_sentence_on_what_a_model_may_do_has_its_tests():
+    page = (CODE_ROOT / "docs" / "own-model.md").read_text()
+    section = page.partition("## What a model may do\n")[2].partition("\n## ")[0]
+    rows = [line.rpartition(" | ")[2] for line in section.splitlines() if line.startswith("| ")]
+    tests = [row for row in rows if row != "test |"]
+    assert len(tests) == 19
+    for row in tests:
+        for file, names in re.findall(r"`([a-z_]+/[a-z_]+\.py)`: ((?:`[^`]+`(?:, )?)+)", row):
+            code = (CODE_ROOT / "tests" / file).read_text()
+            for name in re.findall(r"`([^`]+)`", names):
+                assert re.search(rf"{re.escape(name)}\b|{re.escape(name)}:", code), (file, name)

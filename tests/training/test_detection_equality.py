@@ -102,7 +102,8 @@ def test_a_metric_of_the_gate_selects_the_best_epoch_with_any_number_of_workers(
         figures.append([[epoch.metrics[name] for name in names] for epoch in state.history])
         maps = [epoch[0] for epoch in figures[-1]]
         assert maps[state.best_epoch] == max(maps) > 0
-    assert figures[0][:2] == [pytest.approx(epoch, rel=1e-4) for epoch in figures[1][:2]]
+    # At the rank where two scores are equal but for rounding, two detections may change places.
+    assert figures[0][:2] == [pytest.approx(epoch, rel=0.01) for epoch in figures[1][:2]]
 
 
 @MODELS

@@ -78,7 +78,8 @@ class Request(BaseModel):
     fingerprint: Fingerprint
     deadline_seconds: int
     training: PlannedTraining | None = None
-    """For preprocessing: the training that is checked before any work. Null skips the check."""
+    """For preprocessing and training: the training that is checked before any work. Null skips the
+    check of a data set."""
     trial: PlannedTrial | None = None
     """For training: the trial, if a pruner may stop it early."""
     serving: ServingStatistics | None = None

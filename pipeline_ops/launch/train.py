@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.layout import work_folder
+from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
+from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
@@ -35,6 +36,7 @@ from pipeline_ops.jobs.gang_protocol import (
     format_worker_digest_name,
 )
 from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
+from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
 from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.jobs.request import Status
@@ -48,6 +50,7 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import empty_folder, open_folder, read_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.user_code.modules import UserCode
 
 _CANDIDATE = "candidate"
 
@@ -57,6 +60,7 @@ def train(job: Job) -> ExitCode:
     config, started_at = Train.model_validate(job.request.config), time.monotonic()
     with StopRequest().handle_sigterm() as stop:
         dataset = check_dataset(job, config)
+        check_own_model(job, config, dataset)
         stop.check()
         job.make_work()
         checkpoints = work_folder(job.folder)
@@ -143,6 +147,28 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
         lambda message: job.progress.report("input", message=message),
     )
     return dataset
+
+
+def check_own_model(job: Job, config: Train, dataset: DatasetFigures) -> None:
+    """Checks a model of the author's own, unless the first task of the run has done so.
+
+    Without TensorFlow here, only that task can. Raises ConfigError if the model can't be trained.
+    """
+    request = job.request
+    if not is_user_function(config.model):
+        return
+    code = UserCode(digests=request.fingerprint.code, files=request.user_files)
+    training = request.training or PlannedTraining(
+        config_file=request.config_file, train=request.config, python="", code=code
+    )
+    job.progress.report("model", message="checks the model")
+    validate_training(
+        training.model_copy(update={"python": "", "has_hosts": True}),
+        dataset.task,
+        dataset.image_shape,
+        len(dataset.class_names),
+        Layout(open_root(request.root), request.pipeline).checked_models,
+    )
 
 
 def open_host_pool(job: Job, config: Train) -> HostPool:

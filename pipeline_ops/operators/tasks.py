@@ -316,6 +316,9 @@ class TrainOperator(JobOperator):
                 read_manifest(open_near(run.config.root, uri)).figures
             )
             check_train_split(run.config.train, dataset.num_examples["train"], uri)
+            training = PlannedTraining.from_config(run.config, sys.executable)
+            changes = {"training": training.model_copy(update={"train": plan.request.config})}
+            plan = dataclasses.replace(plan, request=plan.request.model_copy(update=changes))
         return plan
 
 

@@ -50,8 +50,8 @@ def build_model(
 ) -> keras.Model:
     """Returns the model of a config, with new weights. `folder` is that of the config file.
 
-    For training, the model computes with the config's precision. Otherwise it computes in float32,
-    as the served model does.
+    For training, the model computes with the config's precision. Otherwise it computes in float32
+    and without dropout, as the served model does.
     """
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters, is_own = config.model_parameters, is_user_function(config.model)
@@ -74,6 +74,8 @@ def build_model(
         ) from error
     if not getattr(model, "built", False):
         raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    if not for_training:
+        _leave_dropout_out(model)
     if is_own:
         _refuse_methods_of_fit(model, config.model)
         return_logits(model, config.model, image_shape, num_classes)
@@ -91,6 +93,16 @@ def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
                 "because the training has a loop of its own. Use train.loss, train.metrics and "
                 "train.callbacks, or add_loss in call."
             )
+
+
+def _leave_dropout_out(model: keras.Model) -> None:
+    """Sets the dropout of all recurrent cells to 0.
+
+    They draw its masks in inference as well, with a state that a SavedModel lacks, and use none.
+    """
+    for layer in list_layers(model):
+        if hasattr(layer, "get_dropout_mask"):
+            layer.dropout = layer.recurrent_dropout = 0.0
 
 
 def make_head(

@@ -105,11 +105,12 @@ class Row:
         )
 
 
-def make_batches() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images uint8 [STEPS, BATCH, H, W, C], and labels int64 [STEPS, BATCH]."""
+def make_batches(steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images uint8 [steps, BATCH, H, W, C], and labels int64 [steps, BATCH]."""
     draw = np.random.default_rng(5)
     images = draw.integers(0, 256, (STEPS, BATCH, *IMAGE_SHAPE)).astype(np.uint8)
-    return images, draw.integers(0, NUM_CLASSES, (STEPS, BATCH)).astype(np.int64)
+    labels = draw.integers(0, NUM_CLASSES, (STEPS, BATCH)).astype(np.int64)
+    return images[:steps], labels[:steps]
 
 
 def build(row: Row) -> keras.Model:
@@ -117,7 +118,7 @@ def build(row: Row) -> keras.Model:
     return ZOO[row.model]()
 
 
-def train_with_keras(row: Row, model: keras.Model) -> list[np.ndarray]:
+def train_with_keras(row: Row, model: keras.Model, steps: int = STEPS) -> list[np.ndarray]:
     """Takes the steps with Keras's optimizer alone, each part of a batch after the other.
 
     This is the definition that the loops are compared with. Of a part that begins with the states
@@ -135,7 +136,7 @@ def train_with_keras(row: Row, model: keras.Model) -> list[np.ndarray]:
     optimizer.build(learning)
     kept = [variable for variable in model.variables if variable.name != "seed_generator_state"]
     generators, averages = SeedGenerators(model), None
-    for step, (images, labels) in enumerate(zip(*make_batches(), strict=True)):
+    for step, (images, labels) in enumerate(zip(*make_batches(steps), strict=True)):
         before = [variable.numpy() for variable in kept]
         after, total = [], [0.0] * len(learning)
         for part in range(parts):

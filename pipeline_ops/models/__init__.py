@@ -53,9 +53,9 @@ def build_model(
 ) -> keras.Model:
     """Returns the model of a config, with new weights. `folder` is that of its own modules.
 
-    For training, the model computes with the config's precision. Otherwise it computes in float32,
-    as the served model does. Numbers that the function draws depend on `config.seed`, so that every
-    process draws the same.
+    For training, the model computes with the config's precision. Otherwise it computes in float32
+    and without dropout, as the served model does. Numbers that the function draws depend on
+    `config.seed`, so that every process draws the same.
     """
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
@@ -82,6 +82,8 @@ def build_model(
         ) from error
     if not getattr(model, "built", False):
         raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    if not for_training:
+        _leave_dropout_out(model)
     if is_own:
         _refuse_methods_of_fit(model, config.model)
         return_logits(model, config.model, image_shape, num_classes)
@@ -99,6 +101,16 @@ def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
                 "because the training has a loop of its own. Use train.loss, train.metrics and "
                 "train.callbacks, or add_loss in call."
             )
+
+
+def _leave_dropout_out(model: keras.Model) -> None:
+    """Sets the dropout of all recurrent cells to 0.
+
+    They draw its masks in inference as well, with a state that a SavedModel lacks, and use none.
+    """
+    for layer in list_layers(model):
+        if hasattr(layer, "get_dropout_mask"):
+            layer.dropout = layer.recurrent_dropout = 0.0
 
 
 def make_head(

@@ -582,7 +582,13 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Reads all arrays of an .npz file, and checks the CRC of each."""
     # Opened here, because numpy leaves a damaged file open.
     with open(path, "rb") as file, np.load(file) as stored:
-        return dict(stored)
+        return {name: _restore_type(array) for name, array in stored.items()}
+
+
+def _restore_type(array: np.ndarray) -> np.ndarray:
+    """Returns an array with its type bfloat16, which an .npz file has as two bytes without one."""
+    # TensorFlow has taught NumPy the type.
+    return array.view(np.dtype("bfloat16")) if array.dtype == np.dtype("V2") else array
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

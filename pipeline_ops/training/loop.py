@@ -179,6 +179,15 @@ class Loop(abc.ABC):
                     "gradient (the layer's type is float8), which is not supported here. Build the "
                     "layer with another dtype."
                 )
+        examples = {str(each.dtype): each.path for each in reversed(model.trainable_variables)}
+        clip = config.optimizer.clip
+        if clip and clip.global_norm and len(examples) > 1:
+            types = " and ".join(f"{path} is {dtype}" for dtype, path in examples.items())
+            raise ConfigError(
+                f"train.optimizer.clip.global_norm: {config.model} has weights of several types "
+                f"({types}), which Keras cannot clip together. Clip by norm or value, or give all "
+                "layers one type of weights, as mixed_bfloat16 does."
+            )
 
     @property
     def paths(self) -> Paths:
@@ -295,6 +304,14 @@ def refuse_assigned(config: Train, paths: Sequence[str]) -> NoReturn:
         "SpectralNormalization does, and the micro-batches of a step must begin with the same "
         "weights. Set train.micro_batches to 1, or leave the layer out."
     )
+
+
+def add_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of the losses of layers, float32 [], as Keras's `fit` takes it.
+
+    They have the types of their layers. One may have any shape, such as a value for each image.
+    """
+    return tf.add_n([tf.zeros([]), *(tf.cast(tf.reduce_sum(each), tf.float32) for each in losses)])
 
 
 def describe_call(error: Exception) -> str:
@@ -574,8 +591,7 @@ class SynchronousLoop(Loop):
             )
             loss = sums.loss / self._config.batch_size
             # Regularizers are the same for every part.
-            if self.model.losses:
-                loss += tf.add_n(self.model.losses) / self._num_parts
+            loss += add_losses(self.model.losses) / self._num_parts
             scaled = self.optimizer.scale_loss(loss)
         trainable = self.model.trainable_variables
         if self._config.micro_batches > 1 and (assigned := list_assigned(trainable)):

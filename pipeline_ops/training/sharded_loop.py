@@ -33,6 +33,7 @@ from pipeline_ops.training.loop import (
     PartResult,
     StepResult,
     add_change,
+    add_losses,
     are_finite,
     cast_to_float,
     describe_call,
@@ -195,7 +196,7 @@ class ShardedLoop(Loop):
                 losses = self.model.losses
             sums = self._task.compute_batch_sums(outputs, labels, training=True)
             # Regularizers are the same for every micro-batch.
-            loss = sums.loss / self._config.batch_size + sum(losses) / count
+            loss = sums.loss / self._config.batch_size + add_losses(losses) / count
         if scope.assigned and count > 1:
             refuse_assigned(self._config, [trainable[n].path for n in scope.assigned])
         sources = [*values, *scope.assigned.values()]

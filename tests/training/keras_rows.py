@@ -82,9 +82,15 @@ class Row:
                 "micro_batches": self.micro_batches,
                 "steps_per_call": max(CALLS),
                 "early_stopping": None,
+                "sharding": self._divided if self.place == "dtensor" else {},
                 **PLACES[self.place],
             }
         )
+
+    @property
+    def _divided(self) -> dict[str, int]:
+        """The axis along which a mesh divides a weight."""
+        return {"*answer/kernel": 0}
 
     @property
     def num_parts(self) -> int:
@@ -99,11 +105,12 @@ class Row:
         )
 
 
-def make_batches() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images uint8 [STEPS, BATCH, H, W, C], and labels int64 [STEPS, BATCH]."""
+def make_batches(steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images uint8 [steps, BATCH, H, W, C], and labels int64 [steps, BATCH]."""
     draw = np.random.default_rng(5)
     images = draw.integers(0, 256, (STEPS, BATCH, *IMAGE_SHAPE)).astype(np.uint8)
-    return images, draw.integers(0, NUM_CLASSES, (STEPS, BATCH)).astype(np.int64)
+    labels = draw.integers(0, NUM_CLASSES, (STEPS, BATCH)).astype(np.int64)
+    return images[:steps], labels[:steps]
 
 
 def build(row: Row) -> keras.Model:
@@ -111,14 +118,14 @@ def build(row: Row) -> keras.Model:
     return ZOO[row.model]()
 
 
-def train_with_keras(row: Row) -> list[np.ndarray]:
+def train_with_keras(row: Row, model: keras.Model, steps: int = STEPS) -> list[np.ndarray]:
     """Takes the steps with Keras's optimizer alone, each part of a batch after the other.
 
     This is the definition that the loops are compared with. Of a part that begins with the states
     of the step, all states are kept, and a step ends with the mean of them, or for whole numbers
     with the first. Returns the weights, then their averages if there are any.
     """
-    model, parts = build(row), row.num_parts
+    parts = row.num_parts
     config, clip = OPTIMIZERS[row.optimizer], CLIPS[row.clip] or {}
     options = {name: value for name, value in config.items() if name != "name"}
     names = {"norm": "clipnorm", "global_norm": "global_clipnorm", "value": "clipvalue"}
@@ -129,7 +136,7 @@ def train_with_keras(row: Row) -> list[np.ndarray]:
     optimizer.build(learning)
     kept = [variable for variable in model.variables if variable.name != "seed_generator_state"]
     generators, averages = SeedGenerators(model), None
-    for step, (images, labels) in enumerate(zip(*make_batches(), strict=True)):
+    for step, (images, labels) in enumerate(zip(*make_batches(steps), strict=True)):
         before = [variable.numpy() for variable in kept]
         after, total = [], [0.0] * len(learning)
         for part in range(parts):
@@ -143,7 +150,7 @@ def train_with_keras(row: Row) -> list[np.ndarray]:
                     labels[chosen], tf.cast(logits, tf.float32)
                 )
                 loss = tf.reduce_sum(losses) / BATCH
-                loss += sum(tf.cast(each, tf.float32) for each in model.losses) / parts
+                loss += sum(tf.cast(tf.reduce_sum(x), tf.float32) for x in model.losses) / parts
             gradients = tape.gradient(
                 loss,
                 [variable.value for variable in learning],
@@ -173,18 +180,19 @@ def train_with_keras(row: Row) -> list[np.ndarray]:
     return weights
 
 
-def train_with_loop(row: Row, make_loop: Callable[[Row], Loop], shard: slice) -> list[np.ndarray]:
-    """Takes the steps with a loop, in several calls. The shard is that of this worker."""
-    loop = make_loop(row)
-    images, labels = make_batches()
-    data = tf.data.Dataset.from_tensor_slices((images[:, shard], labels[:, shard]))
-    batches: Iterator[Any] = iter(data)
-    step = 0
+def take_steps(loop: Loop, shard: slice, calls: Sequence[int], step: int = 0) -> None:
+    """Takes steps with a loop, some in each call. The shard is that of this worker."""
+    images, labels = (values[step:, shard] for values in make_batches())
+    batches: Iterator[Any] = iter(tf.data.Dataset.from_tensor_slices((images, labels)))
     loop.trace(batches, step, [RATE])
-    for count in CALLS:
+    for count in calls:
         result = loop.train(batches, step, [RATE] * count)
         assert result.is_sound
         step += count
+
+
+def train_with_loop(row: Row, loop: Loop, shard: slice) -> list[np.ndarray]:
+    take_steps(loop, shard, CALLS)
     return loop.get_weights() + (loop.get_best_weights() if row.is_averaged else [])
 
 
@@ -243,12 +251,12 @@ def main(arguments: Sequence[str]) -> None:
     place, folder = arguments[0], Path(arguments[1])
     tf.config.threading.set_intra_op_parallelism_threads(1)
     rows = [(number, Row(**fields)) for number, fields in map(json.loads, sys.stdin)]
-    train: Callable[[Row], list[np.ndarray]] = train_with_keras
-    if place != "keras":
-        make, shard = open_place(place)
+    make, shard = (None, slice(None)) if place == "keras" else open_place(place)
 
-        def train(row: Row) -> list[np.ndarray]:
-            return train_with_loop(row, make, shard)
+    def train(row: Row) -> list[np.ndarray]:
+        if make is None:
+            return train_with_keras(row, build(row))
+        return train_with_loop(row, make(row), shard)
 
     for number, row in rows:
         keras.backend.clear_session()

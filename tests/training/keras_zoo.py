@@ -18,7 +18,7 @@ IMAGE_SHAPE, NUM_CLASSES = (8, 8, 1), 5
 def _make(body: Callable, last: Callable | None = None) -> keras.Model:
     image = keras.Input(IMAGE_SHAPE)
     x = layers.Conv2D(6, 3, strides=2, activation="gelu")(layers.Rescaling(1 / 255)(image))
-    return keras.Model(image, (last or layers.Dense(NUM_CLASSES))(body(x)))
+    return keras.Model(image, (last or layers.Dense(NUM_CLASSES, name="answer"))(body(x)))
 
 
 def _hidden(**options) -> Callable:
@@ -157,6 +157,12 @@ class Penalty(layers.Layer):
         return x
 
 
+class PenaltyOfImages(layers.Layer):
+    def call(self, x):
+        self.add_loss(1e-3 * tf.reduce_sum(tf.square(x), 1))
+        return x
+
+
 class Halved(keras.constraints.Constraint):
     """A constraint of one's own that looks at the whole weight."""
 
@@ -173,7 +179,7 @@ class Nested(keras.Model):
         self.widen = layers.Dense(12, "tanh")
         self.twice = layers.Dense(12, "tanh")
         self.inner = inner
-        self.answer = layers.Dense(NUM_CLASSES)
+        self.answer = layers.Dense(NUM_CLASSES, name="answer")
 
     def call(self, x, training=False):
         y = self.twice(self.twice(self.widen(self.flatten(self.scale(x)))))
@@ -203,7 +209,7 @@ def _shared_layer():
     x = layers.Flatten()(layers.Rescaling(1 / 255)(image))
     half = layers.Dense(8, "tanh", name="half")
     pair = layers.Concatenate()([half(x[:, :32]), half(x[:, 32:])])
-    return keras.Model(image, layers.Dense(NUM_CLASSES)(pair))
+    return keras.Model(image, layers.Dense(NUM_CLASSES, name="answer")(pair))
 
 
 def _nested():
@@ -271,6 +277,13 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
         _hidden(kernel_regularizer="l2", activity_regularizer="l2")
     ),
     "own loss of a layer": lambda: _make(lambda x: Penalty()(_hidden()(x))),
+    "own loss for each image": lambda: _make(lambda x: PenaltyOfImages()(_hidden()(x))),
+    "penalties of several types": lambda: _make(
+        lambda x: layers.Dense(
+            8, "tanh", dtype="mixed_float16", kernel_regularizer="l2", activity_regularizer="l2"
+        )(_hidden(dtype="float64", kernel_regularizer="l2")(x)),
+        layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
+    ),
     "frozen layer": lambda: _make(
         lambda x: layers.Dense(8, "tanh")(_freeze(layers.Dense(9))(layers.Flatten()(x)))
     ),
@@ -281,7 +294,7 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
     "noise": lambda: _make(
         lambda x: layers.AlphaDropout(0.2)(layers.GaussianNoise(0.3)(_hidden()(x)))
     ),
-    "GRU": lambda: _make(lambda x: layers.GRU(7)(_tokens(x))),
+    "GRU": lambda: _make(lambda x: layers.GRU(8)(_tokens(x))),
     "bidirectional LSTM": lambda: _make(
         lambda x: layers.Bidirectional(layers.LSTM(5, dropout=0.2))(_tokens(x))
     ),
@@ -293,24 +306,22 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
     "weight without axes, weight without gradient": lambda: _make(lambda x: Gain()(_hidden()(x))),
     "float64 layer": lambda: _make(
         lambda x: layers.Dense(8, "tanh", dtype="float64")(layers.Flatten()(x)),
-        layers.Dense(NUM_CLASSES),
+        layers.Dense(NUM_CLASSES, name="answer"),
     ),
     "bfloat16 layer": lambda: _make(
         lambda x: layers.Dense(8, "tanh", dtype="mixed_bfloat16")(layers.Flatten()(x)),
-        layers.Dense(NUM_CLASSES, dtype="float32"),
+        layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
     ),
     "EinsumDense": lambda: _make(
         lambda x: layers.Flatten()(
-            layers.EinsumDense("abc,cd->abd", (None, 5), bias_axes="d", activation="tanh")(
-                _tokens(x)
-            )
+            layers.EinsumDense("abc,cd->abd", (9, 6), bias_axes="d", activation="tanh")(_tokens(x))
         )
     ),
     "Conv2DTranspose": lambda: _make(
         lambda x: layers.Flatten()(layers.Conv2DTranspose(3, 2, activation="tanh")(x))
     ),
     "GRU with recurrent dropout": lambda: _make(
-        lambda x: layers.GRU(7, recurrent_dropout=0.3)(_tokens(x))
+        lambda x: layers.GRU(8, recurrent_dropout=0.3)(_tokens(x))
     ),
     "depthwise and separable": lambda: _make(
         lambda x: layers.Flatten()(

@@ -51,6 +51,21 @@ def test_a_checkpoint_gives_back_state_weights_and_optimizer(tmp_path, warnings)
     assert (restored.best, warnings) == (None, [])
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64", "int32", "bool"])
+def test_weights_keep_their_type(tmp_path, warnings, kind):
+    import tensorflow as tf
+
+    weights = [tf.cast([[0, 1], [3, 5]], kind)]
+    written = Checkpoints(tmp_path)
+    written.save(TrainingState(step=1, learning_rate=0.1, best_epoch=0), weights, [], weights)
+    written.wait()
+    restored = Checkpoints(tmp_path).restore(warnings.append)
+    for found in (*restored.weights, *restored.best):
+        variable = tf.Variable(tf.zeros([2, 2], kind))
+        variable.assign(found)
+        np.testing.assert_array_equal(variable.numpy(), weights[0].numpy())
+
+
 def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path, warnings):
     assert Checkpoints(tmp_path).restore(warnings.append) is None
 

@@ -287,7 +287,7 @@ class Drawing:
             lambda: _of(layers.Conv1D, after, width, 2, padding="same", activation=activation),
             lambda: _of(layers.SeparableConv1D, after, width, 2, padding="same"),
             lambda: _of(
-                layers.EinsumDense, after, "abc,cd->abd", (None, width), bias_axes="d", **options
+                layers.EinsumDense, after, "abc,cd->abd", (9, width), bias_axes="d", **options
             ),
             lambda: _of(layers.GRU, after, width, return_sequences=True, dropout=0.2),
             lambda: _of(layers.SimpleRNN, after, width, return_sequences=True),
@@ -533,6 +533,8 @@ def draw(seed: int) -> Drawn:
         row = dataclasses.replace(row, clip="by global norm")
     drawing = Drawing(seed, row)
     parts = [_of(layers.Rescaling, (8, 8, 1), 1 / 255)]
+    if chosen.random() < 0.15:
+        parts.append(_draw_augmentation(chosen))
     parts.append(_of(layers.Conv2D, (3, 3, 6), 6, 3, strides=2, activation="gelu"))
     parts += drawing.draw_segment(parts[-1].shape, chosen.choice((0, 1, 1, 2)))
     if chosen.random() < 0.5:
@@ -553,6 +555,19 @@ def draw(seed: int) -> Drawn:
     return Drawn(seed, chosen.choice([*_KINDS]), parts, change, fault, row)
 
 
+def _draw_augmentation(chosen: random.Random) -> Part:
+    """Draws a layer that changes images in training alone."""
+    shape = (8, 8, 1)
+    return chosen.choice(
+        (
+            _of(layers.RandomFlip, shape),
+            _of(layers.RandomRotation, shape, 0.1),
+            _of(layers.RandomZoom, shape, 0.2),
+            _of(layers.RandomTranslation, shape, 0.2, 0.2),
+        )
+    )
+
+
 def _draw_ending(chosen: random.Random) -> list[Part]:
     dense = {"name": "answer", "dtype": "float32"}
     return chosen.choice(
@@ -571,10 +586,12 @@ def build(image_shape: Shape, num_classes: int, seed: int) -> keras.Model:
     model = _KINDS[drawn.kind](image_shape, [part.make() for part in drawn.parts])
     if not model.built:
         model(keras.Input(image_shape))
+    # The same one in any order of the layers.
     if drawn.change == "a frozen weight":
-        random.Random(seed).choice(model.trainable_variables[:-1]).trainable = False
+        able = [each for each in model.trainable_variables if "answer" not in each.path]
+        random.Random(seed).choice(sorted(able, key=lambda each: each.path)).trainable = False
     if drawn.change == "LoRA":
         dense = [each for each in list_layers(model) if type(each) is layers.Dense]
         able = [each for each in dense if each.kernel_constraint is None]
-        random.Random(seed).choice(able).enable_lora(2)
+        random.Random(seed).choice(sorted(able, key=lambda each: each.path)).enable_lora(2)
     return model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sandbox import remove_from_tests
 
@@ -58,6 +60,40 @@ def test_the_class_names_travel_with_the_saved_model(dataset, make_job_in, tmp_p
     files = sorted(file.name for file in path.parent.iterdir())
     assert files == ["class_names.txt", "preprocessing.json"]
     assert str(tmp_path).encode() not in (moved / "saved_model.pb").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_flips_and_turns_images_is_exported(
+    dataset, make_job_in, user_package, monkeypatch, tmp_path
+):
+    import tensorflow as tf
+    from acme_vision import nets
+    from keras import Input, Sequential, layers
+
+    from pipeline_ops.training.checkpoints import write_arrays
+    from pipeline_ops.training.saved_model_export import export_saved_model
+
+    def build(image_shape, num_classes):
+        augment = Sequential([layers.RandomFlip(), layers.RandomRotation(0.2)])
+        rest = [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(num_classes)]
+        return Sequential([Input(image_shape), augment, *rest])
+
+    monkeypatch.setattr(nets, "augmenting", build, raising=False)
+    work, folder = tmp_path / "work", tmp_path / "candidate"
+    for made in (work, folder):
+        made.mkdir()
+    model = build((16, 16, 1), 10)
+    write_arrays(work / TRAINED, model.get_weights())
+    request = make_job_in(tmp_path, dataset)().attempt.request
+    content = json.loads(request.read_text())
+    content["config"]["model"] = "acme_vision.nets:augmenting"
+    request.write_text(json.dumps(content))
+    export_saved_model(CandidateSpec(request=str(request), work=str(work), folder=str(folder)))
+    images = np.random.default_rng(1).uniform(0, 255, (5, 16, 16, 1)).astype(np.float32)
+    serve = tf.saved_model.load(str(folder / SAVED_MODEL)).signatures["images"]
+    found = serve(images=tf.constant(images))["probabilities"]
+    expected = tf.nn.softmax(model(images, training=False))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_any_class_name_is_one_line_and_one_item_of_the_label_map(tmp_path):

@@ -73,7 +73,6 @@ for _path in (
     "tensorflow.python.distribute.collective_all_reduce_strategy:"
     "CollectiveAllReduceExtended._initialize_local_devices",
     "tensorflow:compat.v1.ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
-    "keras:Layer._default_save_signature",
     "keras:Layer._flatten_layers",
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
     "keras:optimizers.Optimizer._update_model_variables_moving_average",
@@ -144,20 +143,6 @@ def replace_average_update(
 ) -> None:
     """Makes the optimizer update its averaged weights with `update`, given the weights."""
     optimizer._update_model_variables_moving_average = update
-
-
-@contextlib.contextmanager
-def leave_default_signatures_out() -> Iterator[None]:
-    """Keeps Keras's own signature of each model out of a SavedModel while the block runs.
-
-    It calls the model without `training`, which is training for layers such as RandomFlip. They
-    then draw numbers, with a state that a SavedModel lacks.
-    """
-    keras.Layer._default_save_signature = None  # instead of the property of a base class
-    try:
-        yield
-    finally:
-        del keras.Layer._default_save_signature
 
 
 def list_assigned(variables: Sequence[keras.Variable]) -> list[str]:

@@ -28,7 +28,6 @@ from pipeline_ops.artifacts.results import (
     WEIGHTS,
 )
 from pipeline_ops.config.train import Train
-from pipeline_ops.input.framework_internals import leave_default_signatures_out
 from pipeline_ops.input.reading import open_split, read_batches, read_records
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
@@ -126,8 +125,7 @@ def _export(spec: CandidateSpec, request: Request, code_folder: Path) -> None:
     _write_references(request.inputs["preprocess"], dataset, served, folder)
     report("candidate", message="writes the SavedModel")
     add_assets(served, dataset.figures.class_names, preprocessing, work, is_detector)
-    with leave_default_signatures_out():
-        tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
+    tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
         report("candidate", message="stores the candidate")
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]

@@ -22,11 +22,21 @@ from pipeline_ops.models import build_model
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.check import use_code
 from pipeline_ops.training.checkpoints import number_paths, read_arrays
-from pipeline_ops.training.self_consistency import ANSWERS, IMAGES, SAVED, VERDICT, WEIGHTS
+from pipeline_ops.training.self_consistency import (
+    ANSWERS,
+    IMAGES,
+    SAVED,
+    VERDICT,
+    WEIGHTS,
+    LayerSums,
+)
 
 
-def answer(request: ModelCheckRequest, folder: Path) -> None:
-    """Writes the answers of the SavedModel and of the model. Raises ConfigError."""
+def answer(request: ModelCheckRequest, folder: Path) -> list[list[float]]:
+    """Writes the answers of the SavedModel and of the model. Returns the sums of its layers.
+
+    Raises ConfigError.
+    """
     images = tf.constant(np.load(folder / IMAGES))
     try:
         saved = tf.saved_model.load(str(folder / SAVED)).signatures["images"](images)
@@ -42,18 +52,20 @@ def answer(request: ModelCheckRequest, folder: Path) -> None:
         )
         paths = number_paths(variable.path for variable in model.weights)
         model.set_weights(read_arrays(folder / WEIGHTS, paths))
-        outputs = tf.nest.flatten(model(images, training=False))
-    built = {f"model{number}": each.numpy() for number, each in enumerate(outputs)}
+        called = LayerSums(model, images)
+    built = {f"model{number}": each.numpy() for number, each in enumerate(called.answers)}
     np.savez(folder / ANSWERS, saved=saved["probabilities"].numpy(), **built)
+    return called.sums
 
 
 def main() -> None:
-    folder, fault = Path(sys.argv[1]), ""
+    folder = Path(sys.argv[1])
     try:
-        answer(ModelCheckRequest.model_validate_json(sys.stdin.read()), folder)
+        sums = answer(ModelCheckRequest.model_validate_json(sys.stdin.read()), folder)
     except ConfigError as error:
-        fault = str(error)
-    write_json(folder / VERDICT, {"fault": fault})
+        write_json(folder / VERDICT, {"fault": str(error)})
+    else:
+        write_json(folder / VERDICT, {"layers": sums})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ builds from the same weights, and with its SavedModel in that process, without t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned
+from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned, list_layers
 from pipeline_ops.served.model import ServedClassifier
 from pipeline_ops.storage.local_files import read_json
 from pipeline_ops.training.checkpoints import number_paths, write_arrays
@@ -149,8 +151,42 @@ def check_answers(name: str, first: Any, second: Any, what: str, tolerance: floa
 
 
 def choose_tolerance(model: keras.Model) -> float:
-    types = {layer.compute_dtype for layer in model._flatten_layers()}
+    types = {layer.compute_dtype for layer in list_layers(model)}
     return REDUCED_TOLERANCE if types & {"bfloat16", "float16"} else _TOLERANCE
+
+
+class LayerSums:
+    """The sums of the outputs of all layers in a call of a model, in the order of the calls."""
+
+    def __init__(self, model: keras.Model, images: tf.Tensor):
+        self.layers: list[keras.Layer] = []
+        self.sums: list[list[float]] = []
+        changed = list_layers(model)
+        for layer in changed:
+            layer.call = functools.partial(self._call, layer, layer.call)
+        try:
+            self.answers = tf.nest.flatten(model(images, training=False))
+        finally:
+            for layer in changed:
+                del layer.call
+
+    def _call(self, layer: keras.Layer, call: Any, *arguments: Any, **options: Any) -> Any:
+        outputs = call(*arguments, **options)
+        values = [tf.cast(each, tf.float64) for each in tf.nest.flatten(outputs)]
+        self.layers.append(layer)
+        self.sums.append([float(tf.reduce_sum(tf.abs(each))) for each in values])
+        return outputs
+
+    def find_first_difference(self, sums: Sequence[Sequence[float]]) -> str:
+        """Returns the first layer that has other outputs in another process, and its file."""
+        for layer, own, other in zip(self.layers, self.sums, sums, strict=False):
+            if not np.allclose(own, other, rtol=_TOLERANCE, atol=_TOLERANCE):
+                kind = type(layer)
+                is_of_keras = kind.__module__.startswith("keras.")
+                line = "" if is_of_keras else f", {inspect.getsourcefile(kind)}"
+                line += "" if is_of_keras else f":{inspect.getsourcelines(kind)[1]}"
+                return f"{layer.path}{line}"
+        return "in the model itself"
 
 
 def spread_weights(model: keras.Model) -> list[np.ndarray]:
@@ -182,7 +218,7 @@ def check_twin(
       request: what the second process gets on its stdin, the request of the check.
     """
     weights = spread_weights(model)
-    answers = model(images, training=False)
+    called = LayerSums(model, images)
     tolerance = choose_tolerance(model)
     write_arrays(folder / WEIGHTS, weights, number_paths(each.path for each in model.weights))
     np.save(folder / IMAGES, images.numpy())
@@ -209,16 +245,16 @@ def check_twin(
         raise ConfigError(f"{name}: a second process cannot call it: {end}")
     if fault := verdict.get("fault"):
         raise ConfigError(f"{name}: {fault}")
+    first = called.find_first_difference(verdict["layers"])
     with np.load(folder / ANSWERS) as found:
-        own = tf.nest.flatten(answers)
         check_answers(
             name,
-            own,
-            [found[f"model{number}"] for number in range(len(own))],
-            "a second process that built it with the same weights answers otherwise. It depends "
-            "on something besides its weights: numbers that it draws for itself, the order of a "
-            "set, the time, the environment. Make that a weight (trainable=False) or a constant. "
-            "The answers differ",
+            called.answers,
+            [found[f"model{number}"] for number in range(len(called.answers))],
+            "a second process that built it with the same weights answers otherwise, first in "
+            f"{first}. It depends on something besides its weights: numbers that it draws for "
+            "itself, the order of a set, the time, the environment. Make that a weight "
+            "(trainable=False) or a constant. The answers differ",
             tolerance,
         )
         check_answers(

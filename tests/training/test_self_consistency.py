@@ -15,10 +15,10 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
 from pipeline_ops.storage.open_store import open_root
 
-DRAWN = "a second process that built it with the same weights answers otherwise"
+DRAWN = "a second process that built it with the same weights answers otherwise, first in "
 HIDDEN = "reads variables that are no weights of the model"
 REFUSED = {
-    "fourier": DRAWN,
+    "fourier": f"{DRAWN}projection, ",
     "permuted": DRAWN,
     "timed": DRAWN,
     "of_the_process": DRAWN,
@@ -35,6 +35,7 @@ REFUSED = {
     "in_a_map": "calls Python inside of its graph",
 }
 WITH_FILE = (
+    "fourier",
     "raw_variable",
     "Hidden",
     "AtModuleLevel",

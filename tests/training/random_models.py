@@ -205,7 +205,7 @@ class Drawing:
     def draw_options(self, kernel: str = "kernel") -> dict[str, Any]:
         """Draws what any layer with a kernel takes."""
         found: dict[str, Any] = {}
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.2 and kernel != "embeddings":  # `Positions` adds them
             found["dtype"] = self.random.choice(self._types)
         if self.random.random() < 0.15:
             choices = ("non_neg", "unit_norm", keras.constraints.MaxNorm(0.3), Halved())

@@ -5,7 +5,7 @@
 The folder has a request of a train job for each model (`FOLDER/SEED/request.json`), and images. As
 the product's fork server does, the process has imported TensorFlow and run no operation. It forks
 
-- `keras`, which trains all models with Keras alone,
+- `keras`, which trains all models with Keras alone, and checks those that the check must refuse,
 - two workers of a gang, which save a checkpoint of each model, and are killed in a later step,
 - two other workers, which resume all models and train them to their end,
 - `candidate`, which exports them.
@@ -40,7 +40,7 @@ from training.keras_rows import (
     take_steps,
     train_with_keras,
 )
-from training.random_models import ORDER, draw
+from training.random_models import FAULTS, ORDER, draw
 
 from pipeline_ops.cli.embedded_airflow import find_free_port
 from pipeline_ops.config.train import Train
@@ -51,10 +51,12 @@ from pipeline_ops.jobs.gang_protocol import (
     WorkerSpec,
     format_worker_digest_name,
 )
+from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.jobs.request import read_request
 from pipeline_ops.models import build_model
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.host import die_with_parent
+from pipeline_ops.training.check import check_model
 from pipeline_ops.training.checkpoints import (
     Checkpoints,
     TrainingState,
@@ -100,14 +102,28 @@ def train_alone(folders: Sequence[Path]) -> None:
     """Writes the weights that a training with Keras alone ends with, by path."""
     configure_threads(make_spec(folders[0], [], 0))
     for folder in folders:
+        config, drawn = read_config(folder), draw(int(folder.name))
+        if drawn.fault in FAULTS:
+            with recording(folder, "check"):
+                check_model(make_question(config))
+            continue
         with recording(folder, "keras"):
-            config, drawn = read_config(folder), draw(int(folder.name))
             keras.utils.set_random_seed(config.seed)
             model = build_for_training(config)
             weights = train_with_keras(drawn.row, model, sum(BEFORE + AFTER))
             paths = number_paths(each.path for each in model.weights)
             # The averages, if there are any, as in the trained weights of a gang.
             write_arrays(folder / EXPECTED, weights[-len(paths) :], paths)
+
+
+def make_question(config: Train) -> ModelCheckRequest:
+    return ModelCheckRequest(
+        config_file="/nowhere/models.yaml",
+        train=config.model_dump(mode="json"),
+        task="classification",
+        image_shape=IMAGE_SHAPE,
+        num_classes=NUM_CLASSES,
+    )
 
 
 def make_spec(folder: Path, addresses: list[str], index: int) -> WorkerSpec:
@@ -147,6 +163,8 @@ def begin(folders: Sequence[Path], member: Member) -> None:
     """Saves a checkpoint of each model, and goes on. Trains the last one until it is killed."""
     last = None
     for folder in folders:
+        if draw(int(folder.name)).fault in FAULTS:
+            continue
         with recording(folder, f"begun-{member.index}"):
             loop, checkpoints = member.open(folder)
             if checkpoints.restore_common(print):
@@ -167,7 +185,7 @@ def finish(folders: Sequence[Path], member: Member) -> None:
     """Resumes each model. Writes its trained weights, and its answers to the images."""
     images = np.load(folders[0].parent / IMAGES).astype(np.float32)
     for folder in folders:
-        if [*folder.glob("begun-*.txt")]:
+        if not [*folder.glob("work/checkpoint-*.npz")]:
             continue
         with recording(folder, f"finished-{member.index}"):
             loop, checkpoints = member.open(folder)

@@ -1,9 +1,9 @@
 """Random models train in a gang that is killed, are exported and served, as Keras alone trains
 them. A model that cannot be so is refused, with the name of its layer or of its weight.
 
-TRAINYARD_RANDOM_MODELS says how many models there are. One of them is tried alone with
+TRAINYARD_RANDOM_MODELS says how many models there are. Some of them are tried alone with
 
-    SEED=17 pytest tests/training/test_random_models.py
+    SEED=17,23 pytest tests/training/test_random_models.py
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ NOT_YET_REFUSED = {*FAULTS}
 SERVED = "served.npy"
 SAMPLE = 6
 """The number of models of `make test`."""
-WEIGHTS, PROBABILITIES = 1e-6, 1e-5
-"""The largest differences of a trained weight, and of a served probability."""
+WEIGHTS, PROBABILITIES = 3e-6, 1e-5
+"""The largest differences of a trained weight, and of a served probability.
+
+Under `rmsprop` with two normalizations, one bit of a weight more at the start of a training with
+Keras alone changes another weight by 8e-7 (seed 48).
+"""
 SMALL_WEIGHTS, SMALL_PROBABILITIES = 2e-3, 2e-2
 """The same for models with a layer of 16 bits, whose results have eight or eleven bits."""
 SERVE = """
@@ -58,7 +62,7 @@ assert "keras" not in sys.modules and "training.random_models" not in sys.module
 
 def choose_models() -> list[Drawn]:
     if "SEED" in os.environ:
-        return [draw(int(os.environ["SEED"]))]
+        return [draw(int(seed)) for seed in os.environ["SEED"].split(",")]
     drawn = map(draw, itertools.count())
     tried = (each for each in drawn if each.fault not in NOT_YET_REFUSED)
     return list(itertools.islice(tried, COUNT))
@@ -129,8 +133,10 @@ def test_a_random_model_is_served_as_keras_trains_it_or_is_refused_by_name(folde
     own = folder / str(model.seed)
     messages = {file.name: file.read_text() for file in sorted(own.glob("*.txt"))}
     if model.fault:
-        refused = [messages[f"begun-{index}.txt"] for index in range(2)]
-        assert all(FAULTY in message and "failed:" not in message for message in refused), refused
+        refusals = ["check.txt"] if model.fault in FAULTS else ["begun-0.txt", "begun-1.txt"]
+        refused = [messages.get(name, "not refused") for name in refusals]
+        named = [FAULTY in message and "failed:" not in message for message in refused]
+        assert all(named), f"{model}\n{refused}"
         return
     assert not messages, f"{model}\n{messages}"
     digests = {(own / "work" / format_worker_digest_name(n)).read_text() for n in range(2)}

@@ -34,6 +34,7 @@ else:
     from pipeline_ops.models import build_model, load_per_example, make_head
     from pipeline_ops.models.classification import compute_per_example, validate_logits
     from pipeline_ops.training.callbacks import load_callbacks
+    from pipeline_ops.training.loop import describe_call
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
@@ -131,8 +132,9 @@ def _convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> 
     except Exception as error:
         if not is_user_code:
             raise
-        cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise ConfigError(f"{subject} raised {cause}{suffix}. Correct it.") from error
+        raise ConfigError(
+            f"{subject} raised {describe_call(error)}{suffix}. Correct it."
+        ) from error
 
 
 @contextlib.contextmanager

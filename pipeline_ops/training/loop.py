@@ -315,9 +315,9 @@ def add_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def describe_call(error: Exception) -> str:
-    """Returns the layer and the cause of an error in the call of a model, in one line."""
+    """Returns type, layer and cause of an error in the call of a model, in one line."""
     if found := _CALL.search(str(error)):
-        return f"{found[1]}: {found[2]}"
+        return f"{type(error).__name__} in {found[1]}: {found[2].rstrip('.')}"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

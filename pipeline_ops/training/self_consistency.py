@@ -244,7 +244,7 @@ def check_twin(
         end = done.stdout.decode(errors="replace")[-1000:]
         raise ConfigError(f"{name}: a second process cannot call it: {end}")
     if fault := verdict.get("fault"):
-        raise ConfigError(f"{name}: {fault}")
+        raise ConfigError(fault if fault.startswith(name) else f"{name}: {fault}")
     first = called.find_first_difference(verdict["layers"])
     with np.load(folder / ANSWERS) as found:
         check_answers(

@@ -68,6 +68,7 @@ from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.saved_model_export import export_saved_model
 from pipeline_ops.training.strategy import configure_threads, make_gather, make_strategy
 from pipeline_ops.training.worker import make_loop
+from pipeline_ops.user_code.models import read_user_code
 
 EXPECTED, ANSWERS, IMAGES = "expected.npz", "answers.npy", "images.npy"
 BEFORE, LOST, AFTER = (1, 1), (1,), (2,)
@@ -105,7 +106,8 @@ def train_alone(folders: Sequence[Path]) -> None:
         config, drawn = read_config(folder), draw(int(folder.name))
         if drawn.fault in FAULTS:
             with recording(folder, "check"):
-                check_model(make_question(config))
+                (folder / "check").mkdir()
+                check_model(make_question(config), work=folder / "check")
             continue
         with recording(folder, "keras"):
             keras.utils.set_random_seed(config.seed)
@@ -123,6 +125,7 @@ def make_question(config: Train) -> ModelCheckRequest:
         task="classification",
         image_shape=IMAGE_SHAPE,
         num_classes=NUM_CLASSES,
+        code=read_user_code(config, Path(__file__).parent),
     )
 
 

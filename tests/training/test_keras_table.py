@@ -96,7 +96,7 @@ def find_refusal(row: Row) -> str | None:
     if row.model in TOGETHER and several and replicas > 1:
         return "exchanges values between replicas"
     if row.model == "assigned in a branch" and row.place in ("servers", "dtensor"):
-        return "cannot be called as a function of its weights: Conditional: "
+        return "cannot be called as a function of its weights: AttributeError in Conditional: "
     return DTENSOR.get(row.model) if row.place == "dtensor" else None
 
 

@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
-GROUPS := airflow stores hosts kubernetes containers engines faults training scale
+GROUPS := airflow stores hosts kubernetes containers engines faults training models scale
 EMPTY :=
 ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
 ifneq ($(filter-out $(GROUPS),$(GROUP)),)
@@ -79,7 +79,7 @@ test-unit: install-dev ## the quick tests, under a minute
 test: install-dev ## everything essential, with real parts, in nine minutes
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
-test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults, training or scale; all without GROUP
+test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults, training, models or scale; all without GROUP
 	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PROCESSES_$(group)),$(MANY)) $(ARGS) &&) true
 
 test-gpu: install-dev ## training, export and serving on one NVIDIA GPU (DEVICE=cpu: tried out on CPUs)

@@ -94,7 +94,7 @@ def test_its_eight_devices_are_seated_on_two_hosts_and_its_model_can_be_built():
     assert len(head.anchors) == 76725
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.timeout(600)
 def test_it_is_carried_out_on_made_up_images(made_up_coco, tmp_path):
     made = run_jobs(

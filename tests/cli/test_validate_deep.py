@@ -42,6 +42,7 @@ def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
     return code, output.out + output.err
 
 
+@pytest.mark.training
 def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsys):
     more = (
         "train.loss=acme_vision.objectives:focal_loss",
@@ -197,6 +198,7 @@ def test_annotations_without_their_images_are_told_with_count_and_example(pictur
     ) in output
 
 
+@pytest.mark.training
 def test_a_metric_of_the_gate_is_built_like_one_of_the_training(user_package, pictures, capsys):
     rule = "{metric: 'acme_vision.objectives:mean_loss', at_most: 0.5}"
     code, output = deep(capsys, pictures, SMALL, f"evaluate.gate=[{rule}]")

@@ -133,7 +133,7 @@ def test_a_run_that_never_evaluated_can_not_be_compared(runs, capsys):
     assert "evaluate of this run did not succeed" in capsys.readouterr().err
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_comparing_imports_only_what_airflow_s_environment_has():
     heavy = {"tensorflow", "keras", "apache_beam", "sklearn", "scipy", "PIL"}
     code = f"import sys, pipeline_ops.evaluation.compare; print(sys.modules.keys() & {heavy!r})"

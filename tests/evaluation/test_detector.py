@@ -37,7 +37,7 @@ from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_root
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 
 
 @pytest.fixture(scope="module")

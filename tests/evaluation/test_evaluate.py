@@ -210,7 +210,7 @@ def test_slices_are_of_what_is_stored_with_the_examples(sandbox):
     ]
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_latency_is_measured_only_for_a_rule_that_asks_for_it(sandbox):
     sandbox.publish("fair")
     rules = [

@@ -69,7 +69,7 @@ def test_a_damaged_champion_is_refused_and_named(sandbox):
         sandbox.run(plan)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_champion_that_knows_other_classes_is_not_compared_and_the_rule_says_so(
     sandbox, tmp_path
 ):
@@ -95,7 +95,7 @@ def test_a_champion_that_knows_other_classes_is_not_compared_and_the_rule_says_s
     assert "does not know zero" in (folder / REPORT).read_text()
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_champion_with_the_classes_in_another_order_is_not_compared(sandbox, tmp_path):
     sandbox.publish("good")
     reordered = copy_dataset(sandbox.dataset, tmp_path / "reordered", class_names=[*"1023456789"])

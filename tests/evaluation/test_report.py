@@ -276,7 +276,7 @@ def test_what_is_new_since_the_champion_is_listed(sandbox):
     assert 'config model: "fair" -> "good"' in text
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_champion_whose_origin_is_gone_can_still_be_reported_on(sandbox):
     shutil.rmtree(Path(sandbox.publish("fair")).parent)
     text = Page(

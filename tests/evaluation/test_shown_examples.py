@@ -59,7 +59,7 @@ def test_the_examples_with_predictions_do_not_depend_on_the_batches_nor_on_the_m
     assert pictures[0].crop(left) == pictures[2].crop(left)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_the_surprises_are_what_the_models_judge_most_differently(sandbox):
     champion = sandbox.publish("poor", evaluate__gate=[{"metric": "accuracy", "at_least": 0.1}])
     train = sandbox.train("good")

@@ -23,7 +23,7 @@ def convert_command(folder: Path, dataset: str) -> list[str]:
     ]
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_model_that_a_format_can_not_hold_is_the_configs_affair(sandbox, tmp_path, saved_models):
     """TFLite has no kernel for this operation."""
     folder = tmp_path / "model"
@@ -42,7 +42,7 @@ def test_a_model_that_a_format_can_not_hold_is_the_configs_affair(sandbox, tmp_p
     assert not (folder / "formats").exists()
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize("full", ["formats", "temporary"])
 def test_a_full_disk_is_a_reason_to_try_again(saved_models, dataset, small_disk, tmp_path, full):
     """The disk of the formats, and the disk of the converter's own files."""

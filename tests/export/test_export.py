@@ -132,7 +132,7 @@ def test_a_candidate_that_was_replaced_after_the_run_was_planned_is_not_publishe
     refused(sandbox, dataclasses.replace(plan, request=changed), "when this job was planned")
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_model_that_a_person_has_rolled_back_is_not_put_in_service_again(sandbox):
     sandbox.publish("fair")
     train = sandbox.publish("good")
@@ -150,7 +150,7 @@ def test_a_model_that_a_person_has_rolled_back_is_not_put_in_service_again(sandb
     assert "version 2 was in service before and was replaced by version 1" in message
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_the_champion_is_not_published_again_when_only_the_gate_changes(sandbox):
     train = sandbox.publish("good")
     evaluation = sandbox.evaluate(train, evaluate__gate=[{"metric": "accuracy", "at_least": 0.6}])
@@ -206,7 +206,7 @@ def test_an_export_whose_version_was_removed_is_made_again(sandbox):
     assert plan.damage == ("version 1 of the model digits is gone",)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(sandbox):
     train = sandbox.publish("good")
     for tolerance in (1e-4, 1e-3):
@@ -223,7 +223,7 @@ def test_the_champion_in_other_formats_is_a_new_version_that_takes_its_place(san
     assert [move.version for move in sandbox.registry.read_history().moves] == [1, 2]
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(sandbox):
     sandbox.publish("fair")
     train = sandbox.publish("good")
@@ -236,7 +236,7 @@ def test_a_model_that_was_rolled_back_does_not_come_back_in_other_formats(sandbo
     assert numbers(sandbox) == [1, 2, 3] and sandbox.registry.find_champion().number == 1
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_old_versions_are_retired_but_never_the_champion_before(sandbox):
     for model in ("poor", "fair", "good"):
         sandbox.publish(

@@ -204,7 +204,7 @@ def test_no_name_of_a_class_becomes_markdown_or_html(dataset, saved_models, tmp_
     )
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_second_try_writes_the_same_bytes(dataset, saved_models, tmp_path, published):
     from sandbox import Sandbox
 
@@ -223,7 +223,7 @@ def test_a_second_try_writes_the_same_bytes(dataset, saved_models, tmp_path, pub
     ] == [file for file in second.files if not file.path.startswith(("model_card", "MODEL_CARD"))]
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_format_that_is_not_the_trained_model_stops_the_publication(sandbox):
     train = sandbox.train("good")
     plan = sandbox.plan(
@@ -244,7 +244,7 @@ def test_a_format_that_is_not_the_trained_model_stops_the_publication(sandbox):
     assert sandbox.registry.list_versions() == []
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_without_the_training_data_eight_bits_can_not_be_made_and_the_shard_is_named(
     dataset, saved_models, tmp_path
 ):

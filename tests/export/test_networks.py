@@ -20,7 +20,7 @@ NUM_REFERENCES = 64
 SIDE = 32
 """The smallest images of a MobileNet."""
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 
 
 @pytest.fixture(scope="module")

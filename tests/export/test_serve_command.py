@@ -60,7 +60,7 @@ def test_before_anything_is_published_it_says_that_and_waits(tmp_path):
         assert "Traceback" not in process.stderr.read()
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_port_in_use_is_told(server, tmp_path):
     port = server.address.rpartition(":")[2]
     ended = subprocess.run(serve_command("digits", tmp_path, port), capture_output=True, text=True)

@@ -42,7 +42,7 @@ def take_screenshot(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize("width, scheme", [(1200, "light"), (390, "dark")])
 def test_a_picture_that_is_dropped_gets_its_classes_drawn_and_no_name_of_a_class_is_a_script(

@@ -62,7 +62,7 @@ def test_a_server_counts_its_requests_and_writes_them_when_it_ends(sandbox):
     assert b"127.0.0.1" not in written and len(written) < 8192
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize(
     "end, more, obstacle, message",
     [

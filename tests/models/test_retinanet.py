@@ -24,7 +24,7 @@ def build(classes: int = 10, size: int = 128, **options):
     return retinanet.build((size, size, 1), classes, **TINY | options)
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize(
     "name",
     [
@@ -161,7 +161,7 @@ def test_what_can_not_be_built_is_refused(options, problem):
         build(**options)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_it_learns_a_few_scenes_by_heart():
     import keras
     import tensorflow as tf

@@ -610,7 +610,7 @@ def test_nothing_is_overwritten_and_without_a_place_it_is_printed(api_folder, ca
     assert yaml.safe_load(capsys.readouterr().out)["train"]["model"] == "retinanet"
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize("kind", ["ssd", "center_net"])
 def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     file = api_folder / "pipeline.config"
@@ -632,7 +632,7 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     )
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.timeout(600)
 def test_an_imported_model_is_as_good_as_the_same_one_written_by_hand(api_folder, tmp_path):
     write_records(api_folder / "train.record-00000-of-00002", "train", range(120))

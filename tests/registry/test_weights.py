@@ -131,7 +131,7 @@ class Asked(Exception):
     pass
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore:`input_shape` is undefined")
 @pytest.mark.parametrize(
     "name", sorted({entry.arguments["name"] for entry in CATALOGUE.values() if entry.arguments})

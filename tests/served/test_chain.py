@@ -15,7 +15,7 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 EXAMPLE = Path(__file__).parents[2] / "configs/digits.yaml"
 
 

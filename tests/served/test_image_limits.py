@@ -186,7 +186,7 @@ def test_all_images_of_a_request_together_have_a_limit(model):
     assert len(decode(model, *[png(SIDE, SIDE)] * 300)) == 300
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_request_takes_a_bounded_amount_of_memory(folder, tmp_path):
     """F13: the bomb is a file of 260 kB that needed 1.3 GB, four of them 3.9 GB. The last request
     has the largest images."""

@@ -10,7 +10,7 @@ from beam_jobs.stages.stage import Box, Example
 from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.served.preprocessing import Preprocessing
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 RED = (200, 30, 30)
 SIZES = [(60, 90), (33, 80), (10, 23), (70, 31)]
 MODES = ["stretch", "letterbox", "crop"]

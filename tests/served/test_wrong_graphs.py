@@ -20,7 +20,7 @@ from pipeline_ops.served.client import RawRecord, decode_pixels, pack_raw_record
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage
 from pipeline_ops.served.references import References
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 SHAPE = (64, 64, 3)
 KINDS = ["jpeg 4:2:0", "png", "rgba png", "12 of 16 bits png", "grey jpeg", "jpeg turned by exif 6"]
 

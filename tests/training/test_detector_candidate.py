@@ -29,7 +29,7 @@ print(json.dumps({
 }))
 """
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.models
 
 
 @pytest.fixture(

@@ -119,7 +119,7 @@ def measure(expected: np.ndarray, found: np.ndarray) -> float:
     "model",
     [
         pytest.param(
-            model, id=f"seed {model.seed}", marks=[pytest.mark.training] * (number >= SAMPLE)
+            model, id=f"seed {model.seed}", marks=[pytest.mark.models] * (number >= SAMPLE)
         )
         for number, model in enumerate(choose_models())
     ],

@@ -58,7 +58,7 @@ def check(folder: Path, name: str) -> None:
 
 
 def select(*names: str) -> list:
-    heavy = [pytest.mark.training]
+    heavy = [pytest.mark.models]
     return [pytest.param(name, marks=heavy * (name not in QUICK)) for name in names]
 
 

@@ -265,9 +265,9 @@ def variables(model, folder):
         *itertools.product(
             (make_digits_cnn, make_center_detector), (npz, hdf5, keras_file, variables)
         ),
-        pytest.param(make_mobile_net, hdf5, marks=pytest.mark.training),
-        pytest.param(make_retinanet, hdf5, marks=pytest.mark.training),
-        pytest.param(make_retinanet, variables, marks=pytest.mark.training),
+        pytest.param(make_mobile_net, hdf5, marks=pytest.mark.models),
+        pytest.param(make_retinanet, hdf5, marks=pytest.mark.models),
+        pytest.param(make_retinanet, variables, marks=pytest.mark.models),
     ],
 )
 def test_a_model_for_other_classes_takes_all_but_the_class_outputs(make, write, tmp_path):
@@ -321,7 +321,7 @@ def test_the_files_of_keras_applications_fill_the_backbone(tmp_path, include_top
         )
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize(
     "name",
     [
@@ -421,7 +421,7 @@ def test_a_saved_model_of_other_weights_is_refused_by_name(tmp_path):
         read_warm_start(str(place), other, other.get_weights(), backbone)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_the_weights_of_a_branched_model_come_back_under_their_own_names(tmp_path):
     """The order of variables in a checkpoint is not that of the model's weights."""
     import tensorflow as tf

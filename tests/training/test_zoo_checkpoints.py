@@ -183,7 +183,7 @@ def write(folder: Path, network: str, form: str, model) -> tuple[Path, dict[str,
     return (write_slim if form == "slim" else write_tf2)(folder, arrays), ours
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize(
     "network, form",
     [
@@ -274,7 +274,7 @@ def run_slim_mobilenet(images, arrays):
     return tf.nn.relu6(convolve(x, "Conv_1"))
 
 
-@pytest.mark.training
+@pytest.mark.models
 @pytest.mark.parametrize(
     "network, run", [("ResNet50", run_slim_resnet), ("MobileNetV2", run_slim_mobilenet)]
 )
@@ -402,7 +402,7 @@ def test_a_plan_has_the_digest_of_the_checkpoint_that_a_path_names(tmp_path):
         make_path_input(folder)
 
 
-@pytest.mark.training
+@pytest.mark.models
 def test_a_gang_begins_with_the_backbone_of_a_checkpoint(scenes, make_job_in, host_pool, tmp_path):
     parameters = DETECTORS["retinanet"]  # MobileNetV2
     prefix, _ = write(tmp_path, "MobileNetV2", "slim", make_narrow())

@@ -1,5 +1,5 @@
-"""Whether a model is more than its weights: what its graph reads and draws besides them, and
-whether another process builds the same one.
+"""Checks that a model is no more than its weights and its code: that its graph neither reads nor
+draws anything else, and that another process builds the same model.
 
 The model that is served is built again from the trained weights, by another process. So it must
 depend on nothing else. `check.py` runs these checks for a model of the author's own: the graph is
@@ -31,12 +31,13 @@ from pipeline_ops.training.checkpoints import number_paths, write_arrays
 
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _DRAWING = re.compile(r"Random(?!.*Dataset)|TruncatedNormal|Multinomial|^Stateful(?!Partitioned)")
-_STATELESS = ("Stateless", "RandomGetKeyCounter")
+_STATELESS = "Stateless"
 _INSTALLED = ("site-packages", "dist-packages", str(CODE_ROOT / "pipeline_ops"), "<")
 _TIMEOUT_SECONDS = 240
-_TOLERANCE, TRAINED_TOLERANCE, REDUCED_TOLERANCE = 1e-4, 0.02, 0.1
-"""In parts of the largest answer: of the same kernels on one host, of those of a GPU with TF32, and
-of bfloat16 and float16."""
+_REPEATED, _TOLERANCE, TRAINED_TOLERANCE, REDUCED_TOLERANCE = 1e-5, 1e-4, 0.02, 0.25
+"""In parts of the largest answer: of a second call, whose threads may add in another order, of the
+same kernels in another process, of those of a GPU with TF32, and of bfloat16 and float16. Another
+model is off by about the whole answer."""
 NUM_ANSWERS = 4
 """The images whose answers the trained model leaves."""
 TWIN_MODULE = "pipeline_ops.training.model_twin"
@@ -83,7 +84,7 @@ def check_model_of_author(model: keras.Model, images: tf.Tensor, name: str) -> N
         model(images, training=False),
         "two calls with the same images answer otherwise, so the served model would, too. Draw "
         f"numbers only if training is true{f' ({drawn[-1]})' if drawn else ''}. They differ",
-        0.0,
+        _REPEATED,
     )
 
 
@@ -134,7 +135,7 @@ def _locate(operation: tf.Operation) -> str:
 
 
 def check_answers(name: str, first: Any, second: Any, what: str, tolerance: float) -> None:
-    """Raises ConfigError if two answers to the same images differ.
+    """Raises ConfigError if two answers to the same images differ. Equal NaNs do not.
 
     Args:
       name: the model, in messages.
@@ -145,8 +146,10 @@ def check_answers(name: str, first: Any, second: Any, what: str, tolerance: floa
     """
     for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
         one, other = (np.asarray(tf.cast(each, tf.float64)) for each in (a, b))
-        difference = np.abs(one - other).max(initial=0.0)
-        if not difference <= tolerance * max(1.0, np.abs(one).max(initial=0.0)):
+        is_other = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+        difference = np.abs(one - other)[is_other].max(initial=0.0)
+        largest = np.abs(one[np.isfinite(one)]).max(initial=1.0)
+        if not difference <= tolerance * largest:
             raise ConfigError(f"{name}: {what} by up to {difference:.3g}.")
 
 
@@ -172,15 +175,17 @@ class LayerSums:
 
     def _call(self, layer: keras.Layer, call: Any, *arguments: Any, **options: Any) -> Any:
         outputs = call(*arguments, **options)
-        values = [tf.cast(each, tf.float64) for each in tf.nest.flatten(outputs)]
-        self.layers.append(layer)
-        self.sums.append([float(tf.reduce_sum(tf.abs(each))) for each in values])
+        if tf.executing_eagerly():  # and not inside of a tf.function of the author
+            values = [each for each in tf.nest.flatten(outputs) if tf.is_tensor(each)]
+            numbers = [tf.cast(each, tf.float64) for each in values if each.dtype.is_floating]
+            self.layers.append(layer)
+            self.sums.append([float(tf.reduce_sum(tf.abs(each))) for each in numbers])
         return outputs
 
     def find_first_difference(self, sums: Sequence[Sequence[float]]) -> str:
         """Returns the first layer that has other outputs in another process, and its file."""
         for layer, own, other in zip(self.layers, self.sums, sums, strict=False):
-            if not np.allclose(own, other, rtol=_TOLERANCE, atol=_TOLERANCE):
+            if not np.allclose(own, other, _TOLERANCE, _TOLERANCE, equal_nan=True):
                 kind = type(layer)
                 is_of_keras = kind.__module__.startswith("keras.")
                 line = "" if is_of_keras else f", {inspect.getsourcefile(kind)}"
@@ -192,15 +197,15 @@ class LayerSums:
 def spread_weights(model: keras.Model) -> list[np.ndarray]:
     """Gives each weight values of its own, and returns them.
 
-    New weights are often zeros or ones, which hide a part of the model.
+    New weights are often zeros or ones, which hide a part of the model. The changes are small and
+    have the mean 0, so that the activations of a deep model stay as large as they were.
     """
-    draw = np.random.default_rng(0)
-    weights = [
-        value + draw.uniform(0.01, 0.1, value.shape).astype(value.dtype)
-        if np.issubdtype(value.dtype, np.floating)
-        else value
-        for value in model.get_weights()
-    ]
+    draw, weights = np.random.default_rng(0), []
+    for value in model.get_weights():
+        if np.issubdtype(value.dtype, np.floating):
+            scale = value.std() or np.abs(value).mean() or 0.5
+            value = value + (0.1 * scale * draw.uniform(-1, 1, value.shape)).astype(value.dtype)
+        weights.append(value)
     model.set_weights(weights)
     return weights
 

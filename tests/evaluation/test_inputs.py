@@ -131,7 +131,7 @@ def test_examples_that_a_later_generation_has_removed_are_not_asked(sandbox, tmp
 
 
 def test_a_test_split_of_a_handful_is_a_warning_among_the_figures(sandbox, tmp_path):
-    """Of the 100 test images, a later generation has removed the most."""
+    """A later generation has removed most of the 100 test images."""
     uri = remove_from_tests(sandbox.dataset, tmp_path / "later", [*range(18)], num_shards=4)
     for dataset, count in ((sandbox.dataset, 0), (uri, 1)):
         train = sandbox.train("good", dataset=dataset, tag=str(count))

@@ -33,7 +33,7 @@ def of_a_set(image_shape, num_classes):
 
 
 def of_the_environment(image_shape, num_classes):
-    """As a list of files or of variables may have another order elsewhere."""
+    """The order depends on the environment, as that of a list of files does."""
     backwards = os.environ["PYTHONHASHSEED"] == "2"
     return Branches(image_shape, num_classes, sorted(NAMES, reverse=backwards))
 

@@ -231,3 +231,37 @@ def named_set(image_shape, num_classes):
 def monte_carlo_of_keras(image_shape, num_classes):
     """Keras itself switches this one off in an answer, as in `predict`."""
     return _make(image_shape, num_classes, lambda x: layers.Dropout(0.3)(x, training=True))
+
+
+def deep(image_shape, num_classes):
+    """Thirty layers without a normalization, in which a shift of all weights would overflow."""
+    image = x = keras.Input(image_shape)
+    for _ in range(30):
+        x = layers.Conv2D(64, 3, padding="same", activation="relu")(x)
+    return keras.Model(image, layers.Dense(num_classes)(layers.Flatten()(x)))
+
+
+class Compiled(layers.Layer):
+    """Calls its layers inside of a tf.function, which keeps the weights of its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers.Dense(8, "tanh"), layers.Dense(8, "tanh")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((shape[0], 8))
+
+    @tf.function
+    def call(self, x):
+        return {"x": self.second(self.first(x)), "size": tf.shape(x)}
+
+
+class Functions(keras.Model):
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten, self.compiled = layers.Flatten(), Compiled()
+        self.answer = layers.Dense(num_classes)
+
+    def call(self, x, training=False):
+        return self.answer(self.compiled(self.flatten(x) / 255.0)["x"])

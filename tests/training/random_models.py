@@ -83,7 +83,7 @@ class Drawn:
 
     @property
     def has_small_type(self) -> bool:
-        """Whether a layer computes in a type of 16 bits."""
+        """Returns whether a layer computes in a type of 16 bits."""
         return any(kind in part.text for part in self.parts for kind in _SMALL_TYPES)
 
     @property

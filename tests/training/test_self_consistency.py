@@ -32,6 +32,7 @@ REFUSED = {
     "counting": "changes counting/seen when it answers",
     "in_numpy": "calls Python inside of its graph",
     "in_python": "calls Python inside of its graph",
+    "Functions": "its SavedModel answers otherwise",
     "in_a_map": "calls Python inside of its graph",
 }
 WITH_FILE = (
@@ -45,7 +46,15 @@ WITH_FILE = (
     "in_python",
 )
 """The models whose messages name file and line."""
-SOUND = ("seeded", "augmented", "recurrent", "named_set", "monte_carlo_of_keras")
+SOUND = (
+    "seeded",
+    "augmented",
+    "recurrent",
+    "named_set",
+    "monte_carlo_of_keras",
+    "deep",
+    "Functions",
+)
 QUICK = ("fourier", "Hidden", "MonteCarlo", "in_numpy", "augmented")
 
 

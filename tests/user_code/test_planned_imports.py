@@ -1,4 +1,4 @@
-"""What a job imports is what its fingerprint names, whatever is edited after the plan."""
+"""A job imports the code that its fingerprint names, whatever is edited after the plan."""
 
 from __future__ import annotations
 

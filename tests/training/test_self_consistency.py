@@ -53,7 +53,6 @@ SOUND = (
     "named_set",
     "monte_carlo_of_keras",
     "deep",
-    "Functions",
 )
 QUICK = ("fourier", "Hidden", "MonteCarlo", "in_numpy", "augmented")
 

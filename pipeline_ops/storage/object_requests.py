@@ -30,6 +30,8 @@ _PAUSE_SECONDS = 1.0
 _MAX_TEXT = 400
 _QUERY = re.compile(r"\?[^\s)]+")
 """The query of a URL. In Azure's, there may be a signature that grants access."""
+_KEY = re.compile(r"https?://\S+| (at location|for path) .*?(?=: | not found)")
+"""Where a message repeats the key: in the URL, and in the client's own words."""
 _CODE, _MESSAGE = re.compile("<Code>([^<]+)</Code>"), re.compile("<Message>([^<]+)</Message>")
 """The parts of an answer in XML."""
 _CAUSES = {
@@ -53,9 +55,13 @@ _AWAY = re.compile(r"HTTP error|status code: (408|429|500|502|503|504)\b")
 """No answer, or one of a store that cannot work now."""
 _UPLOAD_ENDED = "NoSuchUpload"
 """The response if the last request of an upload is repeated, or the parts are gone."""
-_FULL = re.compile("507 |QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull")
+_EMPTY_RANGE = re.compile(r"status code: 416\b|InvalidRange|Wanted range starting at")
+_FULL = re.compile(
+    r"status code: 507\b|QuotaExceeded|InsufficientStorage|StorageFull|XMinioStorageFull"
+)
 _DENIED = re.compile(
-    "40[13] |AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
+    r"status code: 40[13]\b|"
+    "AccessDenied|AuthorizationFailure|InvalidAccessKeyId|SignatureDoesNot"
 )
 _DENIALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 _log = logging.getLogger(__name__)
@@ -125,7 +131,7 @@ def _end_outage(store: str) -> None:
 
 def is_empty_range(error: Exception) -> bool:
     """Returns whether a store refused a range because it begins at the end of the file."""
-    return "416 " in str(error) or "InvalidRange" in str(error)
+    return bool(_EMPTY_RANGE.search(_read_answer(error)))
 
 
 @contextlib.contextmanager
@@ -148,7 +154,7 @@ def translate_errors(uri: str, root: str, can_be_missing: bool = True) -> Iterat
 
 
 def _translate(error: Exception, uri: str, root: str, can_be_missing: bool) -> Exception:
-    message, text = str(error), _shorten(error)
+    message, text = _read_answer(error), _shorten(error)
     if _UPLOAD_ENDED in message:
         return StoreAway(f"{uri}: the store has ended the upload")
     if _BUCKET_MISSING.search(message):
@@ -193,6 +199,11 @@ def _describe_invalid_key(error: Exception, uri: str) -> DataError:
         f"Remove this object, in the store's console or with its command (aws s3 rm {recursive}"
         f"{shlex.quote(key)}).",
     )
+
+
+def _read_answer(error: Exception) -> str:
+    """The message without the key, which may end like a status or be named like a code."""
+    return _KEY.sub("", str(error).partition("Debug source")[0])
 
 
 def _shorten(error: Exception) -> str:

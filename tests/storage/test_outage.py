@@ -69,7 +69,8 @@ def test_every_request_outlasts_an_outage_of_which_one_line_speaks(proxied, tmp_
     assert (tmp_path / "copy").read_bytes() == (root / "large2").read(len(content)) == content
     assert (root / "new").read() == (root / "file2").read() == b"new"
     assert (root / "old").walk() == []
-    begin, end = list_warnings(caplog, "pipeline_ops.storage")
+    begin, end, *again = list_warnings(caplog, "pipeline_ops.storage")
+    assert len(again) in (0, 2)  # a request that failed just before another one's success
     assert f"{root}" in begin and proxy.address in begin
     assert "the connection was refused" in begin and "at most 180 s" in begin
     assert "there again after" in end

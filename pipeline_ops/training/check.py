@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.storage.local_files import write_json
@@ -159,5 +159,14 @@ def main() -> None:
     write_json(Path(sys.argv[1]), answer)
 
 
+def exit_for_machine(main: Callable[[], None]) -> None:
+    """Calls `main`, and ends this process with a line instead of a traceback for a MachineError."""
+    try:
+        main()
+    except MachineError as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)
+
+
 if __name__ == "__main__":
-    main()
+    exit_for_machine(main)

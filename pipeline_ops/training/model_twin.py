@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
 
@@ -19,8 +20,8 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model
-from pipeline_ops.storage.local_files import write_json
-from pipeline_ops.training.check import use_code
+from pipeline_ops.storage.local_files import translate_write_errors, write_json
+from pipeline_ops.training.check import exit_for_machine, use_code
 from pipeline_ops.training.checkpoints import number_paths, read_arrays
 from pipeline_ops.training.self_consistency import (
     ANSWERS,
@@ -54,7 +55,8 @@ def answer(request: ModelCheckRequest, folder: Path) -> list[list[float]]:
         model.set_weights(read_arrays(folder / WEIGHTS, paths))
         called = LayerSums(model, images)
     built = {f"model{number}": each.numpy() for number, each in enumerate(called.answers)}
-    np.savez(folder / ANSWERS, saved=saved["probabilities"].numpy(), **built)
+    with translate_write_errors(folder / ANSWERS):
+        np.savez(folder / ANSWERS, saved=saved["probabilities"].numpy(), **built)
     return called.sums
 
 
@@ -63,10 +65,11 @@ def main() -> None:
     try:
         sums = answer(ModelCheckRequest.model_validate_json(sys.stdin.read()), folder)
     except ConfigError as error:
-        write_json(folder / VERDICT, {"fault": str(error)})
+        verdict: dict[str, Any] = {"fault": str(error)}
     else:
-        write_json(folder / VERDICT, {"layers": sums})
+        verdict = {"layers": sums}
+    write_json(folder / VERDICT, verdict)
 
 
 if __name__ == "__main__":
-    main()
+    exit_for_machine(main)

@@ -23,10 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned, list_layers
 from pipeline_ops.served.model import ServedClassifier
-from pipeline_ops.storage.local_files import read_json
+from pipeline_ops.storage.local_files import read_json, translate_write_errors
 from pipeline_ops.training.checkpoints import number_paths, write_arrays
 
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
@@ -186,12 +186,27 @@ class LayerSums:
         """Returns the first layer that has other outputs in another process, and its file."""
         for layer, own, other in zip(self.layers, self.sums, sums, strict=False):
             if not np.allclose(own, other, _TOLERANCE, _TOLERANCE, equal_nan=True):
-                kind = type(layer)
-                is_of_keras = kind.__module__.startswith("keras.")
-                line = "" if is_of_keras else f", {inspect.getsourcefile(kind)}"
-                line += "" if is_of_keras else f":{inspect.getsourcelines(kind)[1]}"
-                return f"{layer.path}{line}"
+                return _locate_class(layer)
         return "in the model itself"
+
+
+def _locate_class(layer: keras.Layer) -> str:
+    """Returns the path of a layer and, if its class is not Keras's, file and line of that."""
+    kind = type(layer)
+    if kind.__module__.startswith("keras."):
+        return layer.path
+    return f"{layer.path}, {inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+
+
+def _explain_saved(model: keras.Model) -> str:
+    """Returns why a SavedModel may answer otherwise than its model, as far as that is seen."""
+    for layer in list_layers(model):
+        if isinstance(type(layer).call, tf.types.experimental.GenericFunction):
+            return (
+                f" The call of {_locate_class(layer)} is a tf.function, which keeps the weights of "
+                "its first call: remove it. The step and the SavedModel are compiled anyway."
+            )
+    return ""
 
 
 def spread_weights(model: keras.Model) -> list[np.ndarray]:
@@ -226,28 +241,22 @@ def check_twin(
     called = LayerSums(model, images)
     tolerance = choose_tolerance(model)
     write_arrays(folder / WEIGHTS, weights, number_paths(each.path for each in model.weights))
-    np.save(folder / IMAGES, images.numpy())
+    with translate_write_errors(folder / IMAGES):
+        np.save(folder / IMAGES, images.numpy())
     served = ServedClassifier(model, tuple(images.shape[1:]))
     try:
         tf.saved_model.save(served, str(folder / SAVED), signatures={"images": served.images})
+    except (OSError, tf.errors.ResourceExhaustedError) as error:  # a full disk
+        raise MachineError(
+            f"cannot write {folder / SAVED}: {_shorten(str(error))}. Free disk space, then retry."
+        ) from error
     except Exception as error:  # of any kind, by an operation or a resource
         raise ConfigError(
             f"{name} cannot be written as a SavedModel: {type(error).__name__}: "
             f"{_shorten(str(error))}"
         ) from error
     expected = served.images(images)["probabilities"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", TWIN_MODULE, str(folder)],
-        input=request,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=_TIMEOUT_SECONDS,
-        check=False,
-    )
-    verdict = read_json(folder / VERDICT)
-    if verdict is None:
-        end = done.stdout.decode(errors="replace")[-1000:]
-        raise ConfigError(f"{name}: a second process cannot call it: {end}")
+    verdict = _ask_twin(name, folder, request)
     if fault := verdict.get("fault"):
         raise ConfigError(fault if fault.startswith(name) else f"{name}: {fault}")
     first = called.find_first_difference(verdict["layers"])
@@ -266,9 +275,36 @@ def check_twin(
             name,
             expected,
             found["saved"],
-            "its SavedModel answers otherwise in another process",
+            f"its SavedModel answers otherwise in another process.{_explain_saved(model)} "
+            "The answers differ",
             tolerance,
         )
+
+
+def _ask_twin(name: str, folder: Path, request: bytes) -> dict[str, Any]:
+    """Raises MachineError if the process was killed, or found no space or no time."""
+    task = f"the second process that builds {name}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", TWIN_MODULE, str(folder)],
+            input=request,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"{task} was not done within {_TIMEOUT_SECONDS} s. Retry on an idle machine."
+        ) from None
+    verdict: dict[str, Any] | None = read_json(folder / VERDICT)
+    end = done.stdout.decode(errors="replace")[-1000:].strip()
+    if done.returncode < 0 or done.returncode == ExitCode.RETRY:
+        why = end or "perhaps the memory was at its end. Retry"
+        raise MachineError(f"{task} ended with {done.returncode}: {why}")
+    if verdict is None:
+        raise ConfigError(f"{name}: a second process cannot call it: {end}")
+    return verdict
 
 
 def _shorten(message: str, limit: int = 500) -> str:

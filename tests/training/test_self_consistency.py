@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
 from pipeline_ops.storage.open_store import open_root
+
+TWIN_MODULE = "pipeline_ops.training.model_twin"
 
 DRAWN = "a second process that built it with the same weights answers otherwise, first in "
 HIDDEN = "reads variables that are no weights of the model"
@@ -32,7 +38,7 @@ REFUSED = {
     "counting": "changes counting/seen when it answers",
     "in_numpy": "calls Python inside of its graph",
     "in_python": "calls Python inside of its graph",
-    "Functions": "its SavedModel answers otherwise",
+    "Functions": "more_than_weights.py:244 is a tf.function",
     "in_a_map": "calls Python inside of its graph",
 }
 WITH_FILE = (
@@ -44,6 +50,7 @@ WITH_FILE = (
     "MonteCarlo",
     "in_numpy",
     "in_python",
+    "Functions",
 )
 """The models whose messages name file and line."""
 SOUND = (
@@ -108,3 +115,28 @@ def test_a_candidate_that_answers_otherwise_than_the_trained_model_is_refused(
     export_saved_model(spec["same"])
     with pytest.raises(ConfigError, match="answers otherwise than the trained one"):
         export_saved_model(spec["other"])
+
+
+@pytest.mark.models
+def test_a_second_process_that_is_killed_is_no_fault_of_the_model(tmp_path):
+    """By the kernel, for instance, if the memory is at its end."""
+    killed = threading.Event()
+
+    def kill_it() -> None:
+        while not killed.is_set():
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if TWIN_MODULE in process.cmdline():
+                        process.kill()
+                        killed.set()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill_it)
+    thread.start()
+    try:
+        with pytest.raises(MachineError, match="second process that builds.* ended with -9"):
+            check(tmp_path, "augmented")
+    finally:
+        killed.set()
+        thread.join()
+    check(tmp_path, "augmented")

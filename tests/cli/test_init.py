@@ -158,6 +158,7 @@ def test_small_equal_grey_images_keep_their_size_and_get_a_small_network(data):
     assert config["train"]["model"] == "digits_cnn"
 
 
+@pytest.mark.stores
 def test_the_training_is_measured_and_fits_the_minutes(data, capsys):
     data.add_pets(20, 40, 40)
     assert main(["init", "../data", "--minutes", "2"]) == 0
@@ -172,6 +173,7 @@ def test_the_training_is_measured_and_fits_the_minutes(data, capsys):
     assert main(["validate", str(data.configs[0])]) == 0
 
 
+@pytest.mark.stores
 def test_weights_are_a_warm_start_whose_new_layers_learn_first(data):
     data.add_pets()
     assert "there is no such file" in data.fail("--weights", "old.weights.h5", status=78)
@@ -182,6 +184,7 @@ def test_weights_are_a_warm_start_whose_new_layers_learn_first(data):
     assert config["train"]["freeze_epochs"] == 2
 
 
+@pytest.mark.stores
 def test_weights_that_do_not_fit_are_refused_before_the_config_is_written(data):
     data.add_pets()
     np.savez(data.work / "other.npz", np.zeros((3, 3)))
@@ -228,6 +231,7 @@ def test_images_in_no_list_of_voc_are_left_out(data):
 
 
 @pytest.mark.skipif(not BCCD.is_dir(), reason="the BCCD data set is not there")
+@pytest.mark.stores
 def test_bccd_is_recognised_and_its_two_slips_are_named(data, tmp_path):
     config, output = data.write(path=BCCD)
     assert config["preprocess"]["source"] == {"type": "voc", "path": str(BCCD)}
@@ -258,6 +262,7 @@ def test_a_csv_with_labels_wins_over_class_folders(data):
     assert "1 of 41 entries cannot be used: 1 missing_image (such as gone.jpg" in output
 
 
+@pytest.mark.stores
 def test_shards_of_ours_are_recognised_as_tfrecords_with_their_splits(data, tmp_path):
     add_voc(data)
     data.write("--output", "voc.yaml")
@@ -477,6 +482,7 @@ def crowd_coco(names: list[str], is_crowd, boxes=lambda index: 1) -> dict:
     return content
 
 
+@pytest.mark.stores
 def test_what_annotations_lack_is_told_with_its_numbers(data, capsys):
     names = [f"images/{name}" for name in data.add_images("images", 40)]
     content = crowd_coco(names, lambda index: index in (0, 1), lambda index: int(index < 30))
@@ -496,6 +502,7 @@ def test_boxes_that_are_all_crowds_make_no_config(data):
     assert "24 of 24 boxes are crowds (iscrowd: 1), which a detector does not learn" in data.fail()
 
 
+@pytest.mark.stores
 def test_very_many_boxes_are_told_and_a_lower_limit_is_a_warning(data, capsys):
     names = [f"images/{name}" for name in data.add_images("images", 30)]
     boxes = {3: 60, 8: 50}

@@ -56,7 +56,7 @@ def run_tests(folder: Path, *tests: str, status: int = 0) -> str:
     return run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, status=status)
 
 
-@pytest.mark.parametrize("name", ["brighten", "zoom_in"])
+@pytest.mark.parametrize("name", ["brighten", pytest.param("zoom_in", marks=pytest.mark.engines)])
 def test_a_new_stage_passes_its_test_the_linter_and_the_check_of_a_config(
     repository, name, command
 ):
@@ -90,7 +90,7 @@ def test_a_new_source_passes_its_test_and_the_linter_and_its_line_is_printed(pro
     assert "1 failed, 1 passed" in tested  # the test notices a broken source
 
 
-@pytest.mark.parametrize("layout", [".", "src"])
+@pytest.mark.parametrize("layout", [".", pytest.param("src", marks=pytest.mark.engines)])
 @pytest.mark.parametrize(
     ("kind", "line", "num_tests"),
     [

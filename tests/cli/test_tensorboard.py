@@ -70,6 +70,7 @@ def opened(tmp_path):
     return opened
 
 
+@pytest.mark.airflow
 def test_runs_have_readable_names_and_new_ones_appear_while_they_train(trained, opened, tmp_path):
     shutil.copytree(trained, tmp_path / "root")
     [artifact] = (tmp_path / "root" / "artifacts" / "digits" / "train").glob("[0-9a-f]*")

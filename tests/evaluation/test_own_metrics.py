@@ -98,6 +98,7 @@ def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tm
         validate_environment(request, tmp_path)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("edit", ["0 * ", "<<<<<<< HEAD\n", None])
 def test_an_edit_after_the_plan_changes_no_metric(sandbox, tmp_path, edit):
     code = (
@@ -126,6 +127,7 @@ def test_an_edit_after_the_plan_changes_no_metric(sandbox, tmp_path, edit):
     assert metrics["top"] == metrics["top3"]
 
 
+@pytest.mark.models
 def test_an_edit_of_an_installed_metric_ends_the_job(sandbox, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -55,14 +55,16 @@ def check(training: PlannedTraining, folder: Path) -> None:
     validate_training(training, "classification", (8, 8, 1), 10, verdicts)
 
 
-@pytest.mark.parametrize("options", [{"line": BESIDE}, {"in_loss": BESIDE}])
+@pytest.mark.parametrize(
+    "options", [{"line": BESIDE}, pytest.param({"in_loss": BESIDE}, marks=pytest.mark.models)]
+)
 def test_a_file_beside_the_module_must_be_named(author, tmp_path, options):
     with pytest.raises(ConfigError, match=r'digits\.yaml:.*train\.files: \["labels\.txt"\]'):
         check(author(**options), tmp_path)
     check(author(**options, files=["labels.txt"]), tmp_path)
 
 
-@pytest.mark.parametrize("key", ["line", "in_loss"])
+@pytest.mark.parametrize("key", ["line", pytest.param("in_loss", marks=pytest.mark.models)])
 def test_a_file_elsewhere_is_refused_by_its_name(author, tmp_path, key):
     aside = tmp_path / "aside.txt"
     aside.write_text("cat dog")
@@ -75,6 +77,7 @@ def test_a_path_relative_to_the_current_directory_is_explained(author, tmp_path)
         check(author(line="open('labels.txt')", files=["labels.txt"]), tmp_path)
 
 
+@pytest.mark.models
 def test_the_verdict_is_about_the_code_of_the_plan(author, tmp_path):
     training = author()
     (tmp_path / "own_net.py").write_text("<<<<<<< HEAD\n")

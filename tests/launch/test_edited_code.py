@@ -112,6 +112,7 @@ def read_result(job: RunningJob) -> tuple[str, bytes, list]:
     return figures.weights_digest, answers, [epoch.metrics for epoch in figures.history]
 
 
+@pytest.mark.faults
 def test_a_restarted_gang_and_the_candidate_have_the_code_of_the_fingerprint(
     author, tmp_path, unedited
 ):

@@ -27,8 +27,6 @@ from pipeline_ops.training.checkpoints import read_named_arrays
 
 COUNT = int(os.environ.get("TRAINYARD_RANDOM_MODELS", 200))
 SERVED = "served.npy"
-SAMPLE = 6
-"""The number of models of `make test`."""
 WEIGHTS, PROBABILITIES = 3e-6, 1e-5
 """The largest differences of a trained weight, and of a served probability.
 
@@ -114,15 +112,11 @@ def measure(expected: np.ndarray, found: np.ndarray) -> float:
     return float(difference / np.abs(wanted).max(initial=1.0))
 
 
+@pytest.mark.models
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     "model",
-    [
-        pytest.param(
-            model, id=f"seed {model.seed}", marks=[pytest.mark.models] * (number >= SAMPLE)
-        )
-        for number, model in enumerate(choose_models())
-    ],
+    [pytest.param(model, id=f"seed {model.seed}") for model in choose_models()],
 )
 def test_a_random_model_is_served_as_keras_trains_it_or_is_refused_by_name(folder, model):
     own = folder / str(model.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Trouble:
         self._hang_in, self._kind, self._worker, self._left = hang_in, kind, worker, after
 
     def meet(self, place: str) -> None:
+        if Path(sys.argv[0]).stem in ("check", "model_twin"):  # before the training
+            return
         worker = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
         if place in self._slow_in and place not in _disturbed:
             _disturbed.add(place)
@@ -116,14 +119,15 @@ def build(
     trouble: dict | None = None,
 ):
     met = Trouble(folder, seconds=seconds, **trouble) if trouble else None
+    is_worker = "TF_CONFIG" in os.environ
     if met:
-        is_worker = "TF_CONFIG" in os.environ
         met.meet("building" if is_worker else "candidate")
         if is_worker:
             trouble_disk(met)
     images = keras.Input(image_shape)
     features = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
-    features = Brake(seconds, folder, met)(features)
+    if is_worker or not met:  # what is served may not call Python
+        features = Brake(seconds, folder, met)(features)
     return keras.Model(images, keras.layers.Dense(num_classes)(features))
 
 

@@ -68,7 +68,7 @@ class HostCache:
     """The entries of this user in a folder on a disk of this host, created if it is missing.
 
     Entries in use stay, even beyond the limit. `on_wait` is called with the reason if another
-    process is making an entry that this one needs, once for each kind.
+    process is making an entry that this one needs, once for each entry: who waits is not hung.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HostCache:
         limit_bytes: int,
         on_wait: Callable[[str], None] = lambda message: None,
     ):
-        self._on_wait, self._told_kinds = on_wait, set[str]()
+        self._on_wait = on_wait
         self._shared = local_folder.expanduser() / "trainyard-cache"
         self._folder, self.limit_bytes = self._shared / str(os.geteuid()), limit_bytes
 
@@ -95,13 +95,7 @@ class HostCache:
         """
         path = self._prepare(kind, digest)
         lock = self._get_maker_lock(path.name)
-
-        def tell(reason: str) -> None:  # a split has up to 64 entries
-            if kind not in self._told_kinds:
-                self._told_kinds.add(kind)
-                self._on_wait(reason)
-
-        with exclusive_lock(lock, str(path), _WAIT_SECONDS, tell):
+        with exclusive_lock(lock, str(path), _WAIT_SECONDS, self._on_wait):
             entry = _use(path) or _make(path, fill)
         self._make_room(0)
         return entry

@@ -20,7 +20,7 @@ class Trouble:
     """A process meets trouble in a place: it takes time there, or never goes on.
 
     It hangs in `hang_in` once it has been there `after` times, as long as there is a file `hang`.
-    A test removes that after the restart. It leaves the name of its process in a file `hangs`.
+    A test removes that after the restart. It adds the name of its process to a file `hangs`.
     """
 
     def __init__(
@@ -41,9 +41,8 @@ class Trouble:
             return
         self._left -= 1
         if self._left < 0 and hang.exists():
-            (self._folder / "hangs").write_text(
-                "candidate" if worker is None else f"worker {worker}"
-            )
+            with (self._folder / "hangs").open("a") as file:
+                file.write("candidate\n" if worker is None else f"worker {worker}\n")
             if self._kind == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if self._kind == "collective":  # the other worker never takes part in it

@@ -145,10 +145,12 @@ def replace_average_update(
     optimizer._update_model_variables_moving_average = update
 
 
-def list_assigned(variables: Sequence[keras.Variable]) -> list[str]:
+def list_assigned(
+    variables: Sequence[keras.Variable], sources: Sequence[tf.Tensor] | None = None
+) -> list[str]:
     """Lists the paths of the variables that the graph under construction writes so far.
 
-    None in eager execution.
+    With `sources`, those whose new values depend on these tensors. None in eager execution.
     """
     if tf.executing_eagerly():
         return []
@@ -159,6 +161,23 @@ def list_assigned(variables: Sequence[keras.Variable]) -> list[str]:
         for outside, placeholder in graph.captures
         if id(outside) in paths
     }
-    written = (handle for each in graph.get_operations() for handle in _get_resources(each)[1])
-    found = {inside[id(handle)] for handle in written if id(handle) in inside}
+    found = {
+        inside[id(handle)]
+        for each in graph.get_operations()
+        for handle in _get_resources(each)[1]
+        if id(handle) in inside and (sources is None or _depends_on(each, sources))
+    }
     return [path for path in paths.values() if path in found]
+
+
+def _depends_on(operation: tf.Operation, sources: Sequence[tf.Tensor]) -> bool:
+    """Returns whether one of the tensors is among the inputs of an operation, or before them."""
+    wanted, waiting, seen = {id(each.op) for each in sources}, [operation], set[int]()
+    while waiting:
+        for before in (tensor.op for tensor in waiting.pop().inputs):
+            if id(before) in wanted:
+                return True
+            if id(before) not in seen:
+                seen.add(id(before))
+                waiting.append(before)
+    return False

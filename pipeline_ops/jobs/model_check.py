@@ -103,6 +103,8 @@ _CHECKED_KEYS = (
     "callbacks",
     "label_smoothing",
     "precision",
+    "strategy",
+    "devices_per_worker",
     "synchronized_batch_normalization",
     "freeze",
 )

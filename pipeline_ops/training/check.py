@@ -9,6 +9,7 @@ batch of random pixels. The answer is a JSON file. Its `fault` begins with a key
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,14 +33,20 @@ else:
     import tensorflow as tf
 
     from pipeline_ops.models import build_model, load_per_example, make_head
-    from pipeline_ops.models.classification import compute_per_example, validate_logits
+    from pipeline_ops.models.classification import (
+        Classification,
+        compute_per_example,
+        validate_logits,
+    )
     from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.loop import describe_call
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
+        draws_unrepeatably,
         list_images,
     )
+    from pipeline_ops.training.step_check import Steps, check_step, configure_two_devices
     from pipeline_ops.training.strategy import require_matches
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
@@ -71,6 +78,12 @@ def check_model(
             initial = model.get_weights()
             check_twin(model, images, name, work, request.model_dump_json().encode())
             model.set_weights(initial)
+            if not draws_unrepeatably(model, images):
+                loss, _ = load_user_functions(config, folder)
+                task = Classification(request.image_shape, None, config.label_smoothing, loss)
+                with _convert_user_errors(name, True):
+                    build = functools.partial(build_model, config, *size, folder, True)
+                    check_step(config, Steps(config, task, build, *size))
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
@@ -151,6 +164,7 @@ def main() -> None:
     answer = {"missing": _missing} if _missing else {}
     try:
         if not _missing:
+            configure_two_devices()
             work = Path(sys.argv[1]).parent
             with use_code(request, work) as folder:
                 check_model(request, folder, work)

@@ -172,6 +172,8 @@ class Loop(abc.ABC):
     def __init__(self, model: keras.Model, task: Task, config: Train):
         self.model, self._task, self._config = model, task, config
         self._generators, self._states = SeedGenerators(model), find_states(model)
+        self._unused: set[int] = set()
+        """The trainable variables on which the loss does not depend, known once it is traced."""
         for variable in model.trainable_variables:
             if variable.overwrite_with_gradient:
                 raise ConfigError(
@@ -271,6 +273,23 @@ class Loop(abc.ABC):
             parallel_iterations=1,
         )
         return total
+
+    def _fill_gradients(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns dense gradients, zeros for weights on which the loss does not depend.
+
+        As in Keras, those weights stay as they are: no decay, no momentum.
+        """
+        self._unused = {number for number, each in enumerate(gradients) if each is None}
+        if len(self._unused) == len(gradients):
+            raise ConfigError(
+                f"train.model: {self._config.model}: the loss depends on no weight that can learn, "
+                "so nothing would be learned."
+            )
+        # Rows of an embedding would be added up by putting them one after another.
+        return [
+            tf.zeros(variable.shape, variable.dtype) if each is None else tf.convert_to_tensor(each)
+            for variable, each in zip(self.model.trainable_variables, gradients, strict=True)
+        ]
 
     def get_weights(self) -> Arrays:
         """Returns all weights, in the order of `model.weights`."""
@@ -389,6 +408,13 @@ class SynchronousLoop(Loop):
         self._is_trainable = [(each, each.trainable) for each in flagged]
         self._frozen: set[int] = set()
         self._num_parts = strategy.num_replicas_in_sync * config.micro_batches
+        summed = [each.path for each in model.variables if each.aggregation == "sum"]
+        if strategy.num_replicas_in_sync > 1 and summed:
+            raise ConfigError(
+                f'train.model: {config.model}: {", ".join(summed)} with aggregation="sum" would '
+                "grow with each assignment by a replica. Leave aggregation out: a state becomes "
+                "the mean over the replicas."
+            )
         if self._num_parts == 1:
             self._states = []  # the layers' own assignments are enough
         self._prepare_step()
@@ -559,7 +585,8 @@ class SynchronousLoop(Loop):
             # They were divided by the global batch.
             scale = self._config.batch_size / tf.maximum(sums.batch.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
-        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        known = [None if n in self._unused else each for n, each in enumerate(gradients)]
+        self.optimizer.apply_gradients(zip(known, self.model.trainable_variables, strict=True))
         return sums, communication
 
     def _read_states(self) -> list[tf.Tensor]:
@@ -596,16 +623,20 @@ class SynchronousLoop(Loop):
         trainable = self.model.trainable_variables
         if self._config.micro_batches > 1 and (assigned := list_assigned(trainable)):
             refuse_assigned(self._config, assigned)
-        variables = [variable.value for variable in trainable]
-        gradients = tape.gradient(
-            scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        batch = tf.nest.flatten((features, labels))
+        if self._num_parts > 1 and (assigned := list_assigned(trainable, batch)):
+            raise ConfigError(
+                f"train.model: {self._config.model} assigns {', '.join(assigned)} in each call, "
+                "from its part of the batch, and replicas would differ in a weight that learns. "
+                "Create it with trainable=False, then it becomes the mean over the replicas, or "
+                "train on one device."
+            )
+        gradients = tape.gradient(scaled, [variable.value for variable in trainable])
         new = self._read_states()
         changes = [make_change(*pair, part, self._num_parts) for pair in zip(new, old, strict=True)]
         for state, value in zip(self._states, old, strict=True):
             state.assign(value)
-        # Rows of an embedding would be added up by putting them one after another.
-        return PartResult(sums, [*map(tf.convert_to_tensor, gradients)], changes)
+        return PartResult(sums, self._fill_gradients(gradients), changes)
 
     def evaluate(self, batches: Iterable[Any]) -> BatchSums:
         # Workers may have different numbers of batches, so they exchange only the final sums.

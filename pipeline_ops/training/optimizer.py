@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -183,11 +183,12 @@ class ShardedOptimizer:
         gradients: Sequence[tf.Tensor],
         learning_rate: tf.Tensor,
         assigned: Mapping[int, tf.Tensor],
+        unused: Collection[int] = (),
     ) -> list[tf.Tensor]:
         """Takes one step with the gradients of whole weights. Returns the new shards.
 
         The step starts from the `assigned` values of whole weights, by position, where there are
-        any.
+        any. The `unused` weights do not learn.
 
         Each variable is read once, and then written once. In a step that DTensor compiles, a read
         may come before an earlier write.
@@ -202,11 +203,13 @@ class ShardedOptimizer:
                 {name: slots[number][index].read_value() for name, slots in self.slots.items()}
                 for index in range(len(shards))
             ]
-            values = [
-                _update(self._config, tf.convert_to_tensor(old), part, each, learning_rate, step)
-                for old, part, each in zip(olds, parts, slots, strict=True)
-            ]
-            values = self._constrain(number, values)
+            values = [*map(tf.convert_to_tensor, olds)]
+            if number not in unused:
+                values = [
+                    _update(self._config, value, part, each, learning_rate, step)
+                    for value, part, each in zip(values, parts, slots, strict=True)
+                ]
+                values = self._constrain(number, values)
             if (decay := self._config.average_weights) is not None:
                 kept = _compute_average_decay(decay, step)
                 averages = [

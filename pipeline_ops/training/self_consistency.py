@@ -88,6 +88,15 @@ def check_model_of_author(model: keras.Model, images: tf.Tensor, name: str) -> N
     )
 
 
+def draws_unrepeatably(model: keras.Model, images: tf.Tensor) -> bool:
+    """Returns whether a model draws numbers in training without Keras's generators."""
+    graph, _ = _trace(model, images, True)
+    return any(
+        _DRAWING.search(kind) and not kind.startswith(_STATELESS)
+        for kind, _ in _list_operations(graph)
+    )
+
+
 def _trace(model: keras.Model, images: tf.Tensor, training: bool) -> tuple[Any, list[str]]:
     """Returns the graph of a call, and the paths of the variables that it assigns.
 

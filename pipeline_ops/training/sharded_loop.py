@@ -199,18 +199,18 @@ class ShardedLoop(Loop):
             loss = sums.loss / self._config.batch_size + add_losses(losses) / count
         if scope.assigned and count > 1:
             refuse_assigned(self._config, [trainable[n].path for n in scope.assigned])
-        sources = [*values, *scope.assigned.values()]
-        found = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in found]
-        for position, more in zip(scope.assigned, gradients[len(values) :], strict=True):
-            gradients[position] += more
+        found = tape.gradient(loss, [*values, *scope.assigned.values()])
+        gradients = found[: len(values)]
+        for position, more in zip(scope.assigned, found[len(values) :], strict=True):
+            own = gradients[position]
+            gradients[position] = own if more is None else more if own is None else own + more
         old = {id(variable): value for variable, value in others}
         with self._explain_calls():
             changes = [
                 make_change(scope.get_current_value(state), old[id(state)], number, count)
                 for state in self._states
             ]
-        return PartResult(sums, gradients[: len(values)], changes), scope.assigned
+        return PartResult(sums, self._fill_gradients(gradients), changes), scope.assigned
 
     def _apply(
         self, part: PartResult, learning_rate: tf.Tensor, assigned: Mapping[int, tf.Tensor]
@@ -219,7 +219,7 @@ class ShardedLoop(Loop):
         for shards, change in zip(self._get_shards(self._states), part.changes, strict=True):
             write_variable(shards, add_change(read_variable(shards), change))
         # The new values are not read again, because a read may come before the write.
-        new = self._optimizer.apply(part.gradients, learning_rate, assigned)
+        new = self._optimizer.apply(part.gradients, learning_rate, assigned, self._unused)
         return are_finite([*new, *part.sums])
 
 

@@ -138,7 +138,8 @@ def train_with_keras(row: Row, model: keras.Model, steps: int = STEPS) -> list[n
     generators, averages = SeedGenerators(model), None
     for step, (images, labels) in enumerate(zip(*make_batches(steps), strict=True)):
         before = [variable.numpy() for variable in kept]
-        after, total = [], [0.0] * len(learning)
+        after: list[list[np.ndarray]] = []
+        total: list[Any] = [None] * len(learning)
         for part in range(parts):
             for variable, value in zip(kept, before, strict=True):
                 variable.assign(value)
@@ -151,12 +152,10 @@ def train_with_keras(row: Row, model: keras.Model, steps: int = STEPS) -> list[n
                 )
                 loss = tf.reduce_sum(losses) / BATCH
                 loss += sum(tf.cast(tf.reduce_sum(x), tf.float32) for x in model.losses) / parts
-            gradients = tape.gradient(
-                loss,
-                [variable.value for variable in learning],
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            )
-            total = [a + tf.convert_to_tensor(b) for a, b in zip(total, gradients, strict=True)]
+            for number, each in enumerate(tape.gradient(loss, [v.value for v in learning])):
+                if each is not None:
+                    own, dense = total[number], tf.convert_to_tensor(each)
+                    total[number] = dense if own is None else own + dense
             after.append([variable.numpy() for variable in kept])
         for variable, *values in zip(kept, *after, strict=True):
             has_mean = np.issubdtype(values[0].dtype, np.floating)

@@ -50,6 +50,33 @@ class Gathered(layers.Layer):
         return x + tf.gather(self.table.value, [3, 3, 5, 1, 1, 1, 19, 0, 3])
 
 
+class Unused(layers.Layer):
+    """Has a weight on which no output depends, and one on which the loss does not depend."""
+
+    def build(self, shape):
+        self.unused = self.add_weight(shape=(3, shape[-1]), name="unused")
+        self.stopped = self.add_weight(shape=shape[-1:], initializer="ones", name="stopped")
+
+    def call(self, x):
+        return x * tf.stop_gradient(self.stopped.value)
+
+
+class Codes(layers.Layer):
+    """Assigns a weight that learns from its batch, as a codebook of moving means."""
+
+    def __init__(self, trainable_codes: bool, aggregation: str = "none"):
+        super().__init__()
+        self.options = {"trainable": trainable_codes, "aggregation": aggregation}
+
+    def build(self, shape):
+        self.codes = self.add_weight(shape=shape[-1:], name="codes", **self.options)
+
+    def call(self, x, training=False):
+        if training:
+            self.codes.assign(0.9 * self.codes + 0.1 * tf.reduce_mean(x, 0))
+        return x + tf.tanh(self.codes.value)
+
+
 class Tied(layers.Layer):
     """Uses one table both as rows and as a matrix."""
 
@@ -290,6 +317,10 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
     "frozen BatchNormalization": _normalized(lambda: _freeze(layers.BatchNormalization())),
     "frozen weight": _frozen_weight,
     "LoRA": _lora,
+    "codes that learn": lambda: _make(lambda x: Codes(True)(_hidden()(x))),
+    "codes as a state": lambda: _make(lambda x: Codes(False)(_hidden()(x))),
+    "summed state": lambda: _make(lambda x: Codes(False, "sum")(_hidden()(x))),
+    "unused weight": lambda: _make(lambda x: Unused()(_hidden()(x))),
     "Dropout": lambda: _make(lambda x: layers.Dropout(0.4)(_hidden()(x))),
     "noise": lambda: _make(
         lambda x: layers.AlphaDropout(0.2)(layers.GaussianNoise(0.3)(_hidden()(x)))

@@ -91,6 +91,10 @@ def find_refusal(row: Row) -> str | None:
     several, replicas = row.micro_batches > 1, REPLICAS[row.place]
     if row.model == "SpectralNormalization" and several:
         return "assigns spectral_normalization/dense"
+    if row.model == "codes that learn" and (several or replicas > 1):
+        return "assigns codes/codes in each call"
+    if row.model == "summed state" and replicas > 1:
+        return 'codes/codes with aggregation="sum" would grow'
     if row.model in SEVERAL_TYPES and row.clip == "by global norm":
         return "has weights of several types (conv2d/kernel is float32 and dense"
     if row.model in TOGETHER and several and replicas > 1:

@@ -82,6 +82,7 @@ def build_model(
         ) from error
     if not getattr(model, "built", False):
         raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    _read_statistics_in_calls(model)
     if not for_training:
         _leave_dropout_out(model)
     if is_own:
@@ -111,6 +112,22 @@ def _leave_dropout_out(model: keras.Model) -> None:
     for layer in list_layers(model):
         if hasattr(layer, "get_dropout_mask"):
             layer.dropout = layer.recurrent_dropout = 0.0
+
+
+def _read_statistics_in_calls(model: keras.Model) -> None:
+    """Makes layers such as Normalization compute with their weights, whenever these are set.
+
+    Their calls use constants that Keras's `finalize_state` makes of the weights, and only some ways
+    of setting weights call it.
+    """
+    for layer in list_layers(model):
+        if layer.weights and hasattr(layer, "finalize_state"):
+            layer.call = functools.partial(_finalize_and_call, layer, layer.call)
+
+
+def _finalize_and_call(layer: Any, call: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    layer.finalize_state()
+    return call(*inputs, **options)
 
 
 def make_head(

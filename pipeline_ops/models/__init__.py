@@ -18,9 +18,9 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -35,7 +35,11 @@ from pipeline_ops.models.detection import Head
 from pipeline_ops.user_code import modules
 from pipeline_ops.user_code.opened_files import require_named_files
 
-_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_POLICIES = {
+    "float32": keras.DTypePolicy("float32"),
+    "bfloat16": keras.DTypePolicy("mixed_bfloat16"),
+    "float16": keras.DTypePolicy("mixed_float16"),
+}
 _METHODS_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
@@ -58,18 +62,18 @@ def build_model(
     `config.seed`, so that every process draws the same.
     """
     keras.utils.set_random_seed(config.seed)
-    keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters, is_own = config.model_parameters, is_user_function(config.model)
     watch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
         if is_own:
-            build = load_function(config.model, "train.model", folder)
+            with _use_precision(config, for_training, is_import=True):
+                build = load_function(config.model, "train.model", folder)
             watch = require_named_files(folder, f"train.model: {config.model}")
         else:
             entry = CATALOGUE[config.model]
             build = importlib.import_module(f"{__name__}.{entry.module}").build
             parameters = {**entry.arguments, **parameters}
-        with watch:
+        with watch, _use_precision(config, for_training):
             model = build(image_shape, num_classes, **parameters)
             if isinstance(model, keras.Model) and not model.built:
                 model(keras.Input(image_shape))  # computes nothing, and creates the weights
@@ -91,6 +95,49 @@ def build_model(
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
     return model
+
+
+@contextlib.contextmanager
+def _use_precision(config: Train, for_training: bool, is_import: bool = False) -> Iterator[None]:
+    """Sets Keras's dtype policy for the block. Raises ConfigError if the author's code changes it.
+
+    A policy that modules set while they are imported may be that of `train.precision`. A policy
+    that the function sets may not, because the served model computes in float32.
+    """
+    name, trained = f"train.model: {config.model}", _POLICIES[config.precision]
+    policy = trained if for_training else _POLICIES["float32"]
+    before = keras.config.dtype_policy()  # perhaps of a loss or a callback that was imported
+    is_own = any(before is each for each in _POLICIES.values())
+    if not is_own and before.name not in ("float32", trained.name):
+        _refuse_policy(config, before.name)
+    keras.config.set_dtype_policy(policy)
+    graph = tf.compat.v1.get_default_graph()
+    yield
+    if tf.compat.v1.get_default_graph() is not graph:
+        raise ConfigError(
+            f"{name} calls Keras's clear_session, which also resets train.precision and the "
+            "strategy of the training. Remove the call: each process builds one model."
+        )
+    if (floatx := keras.config.floatx()) != "float32":
+        raise ConfigError(
+            f"{name}: keras.config.set_floatx has set {floatx}. Remove the call: train.precision "
+            "sets the type of all layers, and the argument dtype of a layer sets its own."
+        )
+    found = keras.config.dtype_policy()
+    allowed = found.name == trained.name and (is_import or found.name == policy.name == "float32")
+    if found is not policy and not allowed:
+        _refuse_policy(config, found.name)
+
+
+def _refuse_policy(config: Train, found: str) -> NoReturn:
+    keys = [key for key, policy in _POLICIES.items() if policy.name == found]
+    cure = f"set train.precision: {keys[0]}" if keys else "give single layers the argument dtype"
+    raise ConfigError(
+        f"train.model: {config.model}: its code, or another module of the author's, sets Keras's "
+        f"dtype policy to {found}, and train.precision: {config.precision} sets it to "
+        f"{_POLICIES[config.precision].name} for the training. Remove set_dtype_policy, and "
+        f"{cure}."
+    )
 
 
 def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:

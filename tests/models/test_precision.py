@@ -9,10 +9,16 @@ from pathlib import Path
 
 import keras
 import pytest
+import tensorflow as tf
+from keras import layers
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model, load_function
+from pipeline_ops.models.classification import Classification
+from pipeline_ops.training.check import check_model
+from pipeline_ops.training.loop import SynchronousLoop
 
 SHAPE = (8, 8, 1)
 _NUMBERS = itertools.count()
@@ -29,6 +35,87 @@ def build(shape, classes):
 def loss(labels, logits):
     return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 """
+
+
+HALF = {
+    "a layer": lambda: [layers.Dense(8, dtype="mixed_float16", name="half")],
+    "a layer in a model": lambda: [
+        layers.Dense(8),
+        keras.Sequential([layers.Dense(8, dtype="float16", name="half"), layers.Activation("elu")]),
+    ],
+    "a layer without weights": lambda: [layers.Activation("elu", dtype="float16", name="half")],
+    "a layer in a layer": lambda: [
+        layers.SpectralNormalization(layers.Dense(8, dtype="mixed_float16", name="half"))
+    ],
+}
+
+
+class Half(keras.Model):
+    """Computes in float16 itself."""
+
+    def __init__(self, shape, classes):
+        super().__init__(dtype="mixed_float16", name="half")
+        self.flat = layers.Flatten(dtype="float32")
+        self.answer = layers.Dense(classes, dtype="float32")
+
+    def call(self, images, training=False):
+        return self.answer(self.flat(images) / 255)
+
+
+@pytest.fixture(params=[*HALF, "the model"])
+def half(request, user_package, monkeypatch):
+    """Returns the name of a model with a part that computes in float16."""
+    from acme_vision import nets
+
+    def build(shape, classes):
+        inner = HALF[request.param]()
+        answer = layers.Dense(classes, dtype="float32")
+        return keras.Sequential([keras.Input(shape), layers.Flatten(), *inner, answer])
+
+    model = Half if request.param == "the model" else build
+    monkeypatch.setattr(nets, "half", model, raising=False)
+    return "acme_vision.nets:half"
+
+
+def make_own_loop(config: Train) -> SynchronousLoop:
+    model = build_model(config, SHAPE, 3, Path("/nowhere"), for_training=True)
+    return SynchronousLoop(tf.distribute.get_strategy(), model, Classification(SHAPE), config)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_layer_in_float16_without_a_scaled_loss_is_refused_by_name(half, precision):
+    config = Train(model=half, precision=precision)
+    message = (
+        rf"layer (\w+/)*half computes .* train.precision: {precision} does not .*: float16, or"
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_own_loop(config)
+    request = ModelCheckRequest(
+        config_file="/nowhere/digits.yaml",
+        train=config.model_dump(mode="json"),
+        task="classification",
+        image_shape=SHAPE,
+        num_classes=3,
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_model(request)
+
+
+def test_a_layer_in_float16_trains_with_a_scaled_loss(half):
+    loop = make_own_loop(Train(model=half, precision="float16"))
+    assert isinstance(loop.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("kind", ["mixed_bfloat16", "bfloat16", "float64"])
+def test_a_layer_of_another_type_trains_in_any_precision(user_package, monkeypatch, kind):
+    from acme_vision import nets
+
+    def build(shape, classes):
+        inner, answer = layers.Dense(8, dtype=kind), layers.Dense(classes, dtype="float32")
+        return keras.Sequential([keras.Input(shape), layers.Flatten(), inner, answer])
+
+    monkeypatch.setattr(nets, "other", build, raising=False)
+    make_own_loop(Train(model="acme_vision.nets:other"))
 
 
 @pytest.fixture(autouse=True)

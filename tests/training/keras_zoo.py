@@ -280,7 +280,7 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
     "own loss for each image": lambda: _make(lambda x: PenaltyOfImages()(_hidden()(x))),
     "penalties of several types": lambda: _make(
         lambda x: layers.Dense(
-            8, "tanh", dtype="mixed_float16", kernel_regularizer="l2", activity_regularizer="l2"
+            8, "tanh", dtype="mixed_bfloat16", kernel_regularizer="l2", activity_regularizer="l2"
         )(_hidden(dtype="float64", kernel_regularizer="l2")(x)),
         layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
     ),

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +41,11 @@ _POLICIES = {
     "bfloat16": keras.DTypePolicy("mixed_bfloat16"),
     "float16": keras.DTypePolicy("mixed_float16"),
 }
-_METHODS_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
+_METHODS_OF_FIT = (
+    *("train_step", "test_step", "predict_step", "compute_loss", "stateless_compute_loss"),
+    *("compute_metrics", "make_train_function", "make_test_function", "make_predict_function"),
+    *("fit", "evaluate", "predict"),
+)
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
     "def loss(labels, logits): return "
@@ -84,13 +89,16 @@ def build_model(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
             f"{num_classes} classes: {error}{hint}"
         ) from error
-    if not getattr(model, "built", False):
-        raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    if not (isinstance(model, keras.Model) and model.built):
+        raise ConfigError(
+            f"train.model: {config.model} must return a Keras model, got {model!r}"
+            f"{_explain_old_keras(model)}"
+        )
     _read_statistics_in_calls(model)
     if not for_training:
         _leave_dropout_out(model)
     if is_own:
-        _refuse_methods_of_fit(model, config.model)
+        _refuse_parts_of_fit(model, config.model)
         return_logits(model, config.model, image_shape, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
@@ -140,15 +148,40 @@ def _refuse_policy(config: Train, found: str) -> NoReturn:
     )
 
 
-def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
-    """Raises ConfigError if a class has its own part of `fit`, which the training replaces."""
-    for method in _METHODS_OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
+def _explain_old_keras(model: Any) -> str:
+    if "tf_keras" not in {each.__module__.partition(".")[0] for each in type(model).__mro__}:
+        return ""
+    return (
+        f", a model of Keras 2 (tf_keras), which Keras {keras.__version__} cannot train. Make it "
+        "of the layers of the package keras, and leave out TF_USE_LEGACY_KERAS"
+    )
+
+
+def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
+    """Raises ConfigError for own parts of `fit` and for `compile`, which the training replaces."""
+    networks = [each for each in (model, *list_layers(model)) if isinstance(each, keras.Model)]
+    for each, method in itertools.product(networks, _METHODS_OF_FIT):
+        is_own = getattr(type(each), method) is not getattr(keras.Model, method)
+        if is_own or method in vars(each):
             raise ConfigError(
-                f"train.model: {name}: {type(model).__name__}.{method} would never be called, "
+                f"train.model: {name}: {type(each).__name__}.{method} would never be called, "
                 "because the training has a loop of its own. Use train.loss, train.metrics and "
                 "train.callbacks, or add_loss in call."
             )
+    if model.compiled:
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        given = {"optimizer": optimizer, "loss": getattr(model, "loss", None)}
+        listed = ", ".join(f"{key}={_name(each)}" for key, each in given.items() if each)
+        raise ConfigError(
+            f"train.model: {name}: compile({listed}) has no effect, because train.optimizer and "
+            "train.loss decide. Set these, and remove compile (or load_model with compile=False)."
+        )
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, str | list | tuple | dict):
+        return repr(value)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def _leave_dropout_out(model: keras.Model) -> None:

@@ -120,6 +120,12 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def keep_message(error: ConfigError) -> ConfigError:
+    """Keeps Keras from adding a call and its arguments to the message of an error in the call."""
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error
+
+
 def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes `apply_gradients` take gradients that are summed over all replicas already."""
     optimizer._all_reduce_sum_gradients = lambda gradients: gradients

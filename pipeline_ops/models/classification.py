@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.framework_internals import keep_message
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
 
@@ -269,6 +268,13 @@ def _compute_logits(
     return outputs
 
 
+class _UnequalEndsError(ConfigError):
+    """Is raised in a call, where Keras makes an error anew, with the call's arguments around it."""
+
+    def __init__(self, message: str):
+        super().__init__(message.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or message)
+
+
 def _require_logits(found: tf.Operation, end: _End, name: str) -> None:
     """Raises ConfigError if the training would take probabilities for logits.
 
@@ -279,12 +285,10 @@ def _require_logits(found: tf.Operation, end: _End, name: str) -> None:
         return
     changed = end.kind in _PROBABILITIES and _has_results(found, end.kind) and not end.is_made_of
     if changed or found.type in _PROBABILITIES:
-        raise keep_message(
-            ConfigError(
-                f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "
-                f"({found.name}) in training. The loss takes logits, so both must end in a "
-                "softmax, or the training in what the softmax takes. Change values before it."
-            )
+        raise _UnequalEndsError(
+            f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "
+            f"({found.name}) in training. The loss takes logits, so both must end in a softmax, "
+            "or the training in what the softmax takes. Change values before it."
         )
 
 

@@ -85,9 +85,13 @@ class MeanCentre(Centre):
 class Counter(layers.Layer):
     """Anneals a gain by the number of its calls in training."""
 
+    def __init__(self, kind: str = "int32"):
+        super().__init__()
+        self.kind = kind
+
     def build(self, shape):
         self.seen = self.add_weight(
-            shape=(), dtype="int32", trainable=False, initializer="zeros", name="seen"
+            shape=(), dtype=self.kind, trainable=False, initializer="zeros", name="seen"
         )
 
     def call(self, x, training=False):
@@ -235,6 +239,12 @@ def _normalized(layer: Callable) -> Callable:
     return lambda: _make(lambda x: _hidden()(layer()(x)))
 
 
+def _quantized():
+    model = _make(lambda x: layers.Dense(8, "tanh", name="small")(layers.Flatten()(x)))
+    model.get_layer("small").quantize("int8")
+    return model
+
+
 ZOO: dict[str, Callable[[], keras.Model]] = {
     "plain": lambda: _make(_hidden()),
     "embedding": lambda: _make(
@@ -328,6 +338,12 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
             layers.SeparableConv2D(4, 2, activation="tanh")(layers.DepthwiseConv2D(2)(x))
         )
     ),
+    "own counter of small numbers": lambda: _make(lambda x: Counter("uint8")(_hidden()(x))),
+    "bfloat16 weights": lambda: _make(
+        lambda x: layers.Dense(8, "tanh", dtype="bfloat16")(layers.Flatten()(x)),
+        layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
+    ),
+    "int8 layer": _quantized,
 }
 
 TOGETHER = {"BatchNormalization, synchronized", "own moving state, with a mean"}

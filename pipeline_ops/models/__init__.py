@@ -165,8 +165,8 @@ def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
         if is_own or method in vars(each):
             raise ConfigError(
                 f"train.model: {name}: {type(each).__name__}.{method} would never be called, "
-                "because the training has a loop of its own. Use train.loss, train.metrics and "
-                "train.callbacks, or add_loss in call."
+                "because the training has a loop of its own, and answers are those of call. Use "
+                "train.loss, train.metrics and train.callbacks, or add_loss in call."
             )
     if model.compiled:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)

@@ -162,13 +162,14 @@ def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
     networks = [each for each in (model, *list_layers(model)) if isinstance(each, keras.Model)]
     for each, method in itertools.product(networks, _METHODS_OF_FIT):
         is_own = getattr(type(each), method) is not getattr(keras.Model, method)
-        if is_own or method in vars(each):
+        replaced = vars(each).get(method)  # perhaps by a layer of this name
+        if is_own or (callable(replaced) and not isinstance(replaced, keras.Layer)):
             raise ConfigError(
                 f"train.model: {name}: {type(each).__name__}.{method} would never be called, "
                 "because the training has a loop of its own, and answers are those of call. Use "
                 "train.loss, train.metrics and train.callbacks, or add_loss in call."
             )
-    if model.compiled:
+    if model.compiled is True:  # an author may have a layer of this name
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         given = {"optimizer": optimizer, "loss": getattr(model, "loss", None)}
         listed = ", ".join(f"{key}={_name(each)}" for key, each in given.items() if each)

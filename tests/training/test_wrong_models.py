@@ -136,6 +136,26 @@ def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, 
         build_model(config, SHAPE, 3, NOWHERE, for_training=True)
 
 
+@pytest.mark.parametrize("name", ["predict", "evaluate", "compiled"])
+def test_a_layer_may_have_the_name_of_a_part_of_fit(user_package, monkeypatch, name):
+    import keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    class Network(keras.Model):
+        def __init__(self, shape, classes):
+            super().__init__()
+            self.flat = keras.layers.Flatten()
+            setattr(self, name, keras.layers.Dense(classes))
+
+        def call(self, images, training=False):
+            return getattr(self, name)(self.flat(images))
+
+    monkeypatch.setattr(nets, "named", Network, raising=False)
+    assert build_model(Train(model="acme_vision.nets:named"), SHAPE, 3, NOWHERE, True).built
+
+
 @pytest.mark.parametrize(
     "options, given",
     [

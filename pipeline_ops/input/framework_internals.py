@@ -22,6 +22,8 @@ from pipeline_ops.input.keras_start import keras
 TESTED = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
 """The tested range of each package: the first version, and the first version after it."""
 
+_SENT = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+"""The types of the variables whose initial values TensorFlow can send to other workers."""
 _SLOTS = {"momentum": "momentums", "velocity": "velocities", "average": "averages"}
 """The slots of an optimizer by the last word of Keras's names of their variables."""
 
@@ -52,9 +54,6 @@ def _make_version_error(path: str) -> ConfigError:
     )
 
 
-CollectiveAllReduceExtended = _find(
-    "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
-)
 TrackableObjectGraph = _find(
     "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph"
 )
@@ -69,15 +68,20 @@ _get_resources = _find(
 )
 """Returns the handles of the variables that an operation reads, and of those that it writes."""
 
+_COLLECTIVE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_SEND = "_get_variable_creator_initial_value"
 for _path in (
-    "tensorflow.python.distribute.collective_all_reduce_strategy:"
-    "CollectiveAllReduceExtended._initialize_local_devices",
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended._initialize_local_devices",
+    f"{_COLLECTIVE}:CollectiveAllReduceExtended.{_SEND}",
     "tensorflow:compat.v1.ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
     "keras:Layer._flatten_layers",
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
     "keras:optimizers.Optimizer._update_model_variables_moving_average",
 ):
     _find(_path)
+CollectiveAllReduceExtended = importlib.import_module(_COLLECTIVE).CollectiveAllReduceExtended
+if _SEND not in vars(CollectiveAllReduceExtended):  # a base class has it, too
+    raise _make_version_error(f"{_COLLECTIVE}:CollectiveAllReduceExtended.{_SEND}")
 _initialize_context = _find("tensorflow.python.eager.context:Context.__init__")
 if "_config" not in _initialize_context.__code__.co_names:  # only instances have this attribute
     raise _make_version_error("tensorflow.python.eager.context:Context._config")
@@ -108,6 +112,26 @@ def override_local_devices(devices: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         CollectiveAllReduceExtended._initialize_local_devices = original
+
+
+def send_all_types(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Makes the strategy create variables of any type: small ones travel as larger ones."""
+    original = strategy.extended._get_variable_creator_initial_value
+
+    def get_initial_value(**options: Any) -> Callable[[], tf.Tensor]:
+        initial, dtype = options["initial_value"], tf.as_dtype(options.get("dtype") or tf.float32)
+        if dtype in _SENT:
+            return original(**options)
+
+        def widen() -> tf.Tensor:
+            value = initial() if callable(initial) else initial
+            return tf.cast(tf.convert_to_tensor(value, dtype), wide)
+
+        wide = tf.int64 if dtype.is_integer else tf.float32
+        create = original(**options | {"initial_value": widen, "dtype": wide})
+        return lambda: tf.cast(create(), dtype)
+
+    strategy.extended._get_variable_creator_initial_value = get_initial_value
 
 
 def count_local_replicas(strategy: tf.distribute.Strategy) -> int:

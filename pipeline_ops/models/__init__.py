@@ -18,9 +18,9 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -35,8 +35,16 @@ from pipeline_ops.models.detection import Head
 from pipeline_ops.user_code import modules
 from pipeline_ops.user_code.opened_files import require_named_files
 
-_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-_METHODS_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
+_POLICIES = {
+    "float32": keras.DTypePolicy("float32"),
+    "bfloat16": keras.DTypePolicy("mixed_bfloat16"),
+    "float16": keras.DTypePolicy("mixed_float16"),
+}
+_METHODS_OF_FIT = (
+    *("train_step", "test_step", "predict_step", "compute_loss", "stateless_compute_loss"),
+    *("compute_metrics", "make_train_function", "make_test_function", "make_predict_function"),
+    *("fit", "evaluate", "predict"),
+)
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
     "def loss(labels, logits): return "
@@ -58,18 +66,18 @@ def build_model(
     `config.seed`, so that every process draws the same.
     """
     keras.utils.set_random_seed(config.seed)
-    keras.config.set_dtype_policy(_POLICIES[config.precision] if for_training else "float32")
     parameters, is_own = config.model_parameters, is_user_function(config.model)
     watch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
         if is_own:
-            build = load_function(config.model, "train.model", folder)
+            with _use_precision(config, for_training, is_import=True):
+                build = load_function(config.model, "train.model", folder)
             watch = require_named_files(folder, f"train.model: {config.model}")
         else:
             entry = CATALOGUE[config.model]
             build = importlib.import_module(f"{__name__}.{entry.module}").build
             parameters = {**entry.arguments, **parameters}
-        with watch:
+        with watch, _use_precision(config, for_training):
             model = build(image_shape, num_classes, **parameters)
             if isinstance(model, keras.Model) and not model.built:
                 model(keras.Input(image_shape))  # computes nothing, and creates the weights
@@ -80,27 +88,102 @@ def build_model(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
             f"{num_classes} classes: {error}{hint}"
         ) from error
-    if not getattr(model, "built", False):
-        raise ConfigError(f"train.model: {config.model} must return a Keras model, got {model!r}")
+    if not (isinstance(model, keras.Model) and model.built):
+        raise ConfigError(
+            f"train.model: {config.model} must return a Keras model, got {model!r}"
+            f"{_explain_old_keras(model)}"
+        )
+    _read_statistics_in_calls(model)
     if not for_training:
         _leave_dropout_out(model)
     if is_own:
-        _refuse_methods_of_fit(model, config.model)
+        _refuse_parts_of_fit(model, config.model)
         return_logits(model, config.model, image_shape, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
     return model
 
 
-def _refuse_methods_of_fit(model: keras.Model, name: str) -> None:
-    """Raises ConfigError if a class has its own part of `fit`, which the training replaces."""
+@contextlib.contextmanager
+def _use_precision(config: Train, for_training: bool, is_import: bool = False) -> Iterator[None]:
+    """Sets Keras's dtype policy for the block. Raises ConfigError if the author's code changes it.
+
+    A policy that modules set while they are imported may be that of `train.precision`. A policy
+    that the function sets may not, because the served model computes in float32.
+    """
+    name, trained = f"train.model: {config.model}", _POLICIES[config.precision]
+    policy = trained if for_training else _POLICIES["float32"]
+    before = keras.config.dtype_policy()  # perhaps of a loss or a callback that was imported
+    is_own = any(before is each for each in _POLICIES.values())
+    if not is_own and before.name not in ("float32", trained.name):
+        _refuse_policy(config, before.name)
+    keras.config.set_dtype_policy(policy)
+    graph = tf.compat.v1.get_default_graph()
+    yield
+    if tf.compat.v1.get_default_graph() is not graph:
+        raise ConfigError(
+            f"{name} calls Keras's clear_session, which also resets train.precision and the "
+            "strategy of the training. Remove the call: each process builds one model."
+        )
+    if (floatx := keras.config.floatx()) != "float32":
+        raise ConfigError(
+            f"{name}: keras.config.set_floatx has set {floatx}. Remove the call: train.precision "
+            "sets the type of all layers, and the argument dtype of a layer sets its own."
+        )
+    found = keras.config.dtype_policy()
+    allowed = found.name == trained.name and (is_import or found.name == policy.name == "float32")
+    if found is not policy and not allowed:
+        _refuse_policy(config, found.name)
+
+
+def _refuse_policy(config: Train, found: str) -> NoReturn:
+    keys = [key for key, policy in _POLICIES.items() if policy.name == found]
+    cure = f"set train.precision: {keys[0]}" if keys else "give single layers the argument dtype"
+    raise ConfigError(
+        f"train.model: {config.model}: its code, or another module of the author's, sets Keras's "
+        f"dtype policy to {found}, and train.precision: {config.precision} sets it to "
+        f"{_POLICIES[config.precision].name} for the training. Remove set_dtype_policy, and "
+        f"{cure}."
+    )
+
+
+def _explain_old_keras(model: Any) -> str:
+    if "tf_keras" not in {each.__module__.partition(".")[0] for each in type(model).__mro__}:
+        return ""
+    return (
+        f", a model of Keras 2 (tf_keras), which Keras {keras.__version__} cannot train. Make it "
+        "of the layers of the package keras, and leave out TF_USE_LEGACY_KERAS"
+    )
+
+
+def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
+    """Raises ConfigError for own parts of `fit` and for `compile`, which the training replaces.
+
+    Those of inner models are not called by `fit`, either.
+    """
     for method in _METHODS_OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
+        is_own = getattr(type(model), method) is not getattr(keras.Model, method)
+        replaced = vars(model).get(method)  # perhaps by a layer of this name
+        if is_own or (callable(replaced) and not isinstance(replaced, keras.Layer)):
             raise ConfigError(
                 f"train.model: {name}: {type(model).__name__}.{method} would never be called, "
-                "because the training has a loop of its own. Use train.loss, train.metrics and "
-                "train.callbacks, or add_loss in call."
+                "because the training has a loop of its own, and answers are those of call. Use "
+                "train.loss, train.metrics and train.callbacks, or add_loss in call."
             )
+    if model.compiled is True:  # an author may have a layer of this name
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        given = {"optimizer": optimizer, "loss": getattr(model, "loss", None)}
+        listed = ", ".join(f"{key}={_name(each)}" for key, each in given.items() if each)
+        raise ConfigError(
+            f"train.model: {name}: compile({listed}) has no effect, because train.optimizer and "
+            "train.loss decide. Set these, and remove compile (or load_model with compile=False)."
+        )
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, str | list | tuple | dict):
+        return repr(value)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def _leave_dropout_out(model: keras.Model) -> None:
@@ -111,6 +194,22 @@ def _leave_dropout_out(model: keras.Model) -> None:
     for layer in list_layers(model):
         if hasattr(layer, "get_dropout_mask"):
             layer.dropout = layer.recurrent_dropout = 0.0
+
+
+def _read_statistics_in_calls(model: keras.Model) -> None:
+    """Makes layers such as Normalization compute with their weights, whenever these are set.
+
+    Their calls use constants that Keras's `finalize_state` makes of the weights, and only some ways
+    of setting weights call it.
+    """
+    for layer in list_layers(model):
+        if layer.weights and hasattr(layer, "finalize_state"):
+            layer.call = functools.partial(_finalize_and_call, layer, layer.call)
+
+
+def _finalize_and_call(layer: Any, call: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    layer.finalize_state()
+    return call(*inputs, **options)
 
 
 def make_head(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -29,6 +29,12 @@ _FEATURES = {
     LABEL: tf.io.FixedLenFeature([], tf.int64),
 }
 
+_PROBABILITIES = frozenset(("Softmax", "Sigmoid"))
+"""The operations whose results are probabilities."""
+_ELEMENTWISE = frozenset(
+    ("Add", "AddV2", "AddN", "Cast", "ClipByValue", "Identity", "IdentityN", "Maximum", "Minimum")
+    + ("Mul", "Neg", "Pow", "RealDiv", "Reshape", "Select", "SelectV2", "Squeeze", "Sub")
+)
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -195,8 +201,23 @@ def return_logits(
             f"train.model: {name} ends in sigmoid (its outputs are several labels for an image). "
             "A classifier chooses one class: end the model with softmax or without an activation"
         )
-    if end.type in ("Softmax", "Sigmoid"):
-        model.call = functools.partial(_compute_logits, model.call, num_classes)
+    model.call = functools.partial(_compute_logits, model.call, name, num_classes, _End.of(end))
+
+
+class _End(NamedTuple):
+    """The end of a graph of a model."""
+
+    kind: str
+    """The type of the last operation."""
+    place: str
+    is_made_of: bool
+    """Whether what it takes has results of the same kind of operation, changed one by one."""
+
+    @classmethod
+    def of(cls, operation: tf.Operation) -> _End:
+        kind = operation.type
+        is_made_of = kind in _PROBABILITIES and _has_results(operation.inputs[0].op, kind)
+        return cls(kind, f"{kind} ({operation.name})", is_made_of)
 
 
 def _find_end(outputs: tf.Tensor) -> tf.Operation:
@@ -214,24 +235,74 @@ def _find_end(outputs: tf.Tensor) -> tf.Operation:
 
 
 def _compute_logits(
-    call: Callable[..., tf.Tensor], num_classes: int, *arguments: Any, **options: Any
+    call: Callable[..., tf.Tensor],
+    name: str,
+    num_classes: int,
+    end: _End,
+    *arguments: Any,
+    **options: Any,
 ) -> tf.Tensor:
-    """Calls a model that returns probabilities, if not also in training, and returns its logits.
+    """Calls a model, and returns its logits. `end` is that of the graph in which it answers.
 
-    In a graph they are what the last activation takes. Without one they are logarithms.
+    In a graph they are what the last activation takes, and the outputs if it has none, perhaps only
+    in training. Without a graph they are logarithms of probabilities.
     """
     outputs = call(*arguments, **options)
     if tf.executing_eagerly():
+        if end.kind not in _PROBABILITIES:
+            return outputs
         probabilities = tf.cast(outputs, tf.float32)
         if outputs.shape[-1] < num_classes:
             probabilities = tf.concat([1 - probabilities, probabilities], axis=-1)
         if _are_probabilities(probabilities.numpy(), tolerance=0.05):  # rounded to bfloat16
             return tf.math.log(tf.maximum(probabilities, _TINY))
-    elif (end := _find_end(outputs)).type in ("Softmax", "Sigmoid"):
-        outputs = tf.reshape(end.inputs[0], [-1, outputs.shape[-1]])
+    else:
+        found = _find_end(tf.nest.flatten(outputs)[0])
+        _require_logits(found, end, name)
+        if found.type == end.kind and end.kind in _PROBABILITIES:
+            outputs = tf.reshape(found.inputs[0], [-1, outputs.shape[-1]])
+        elif end.kind not in _PROBABILITIES:
+            return outputs
     if outputs.shape[-1] < num_classes:  # the logit of the second class against the first
         outputs = tf.concat([tf.zeros_like(outputs), outputs], axis=-1)
     return outputs
+
+
+class _UnequalEndsError(ConfigError):
+    """Is raised in a call, where Keras makes an error anew, with the call's arguments around it."""
+
+    def __init__(self, message: str):
+        super().__init__(message.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or message)
+
+
+def _require_logits(found: tf.Operation, end: _End, name: str) -> None:
+    """Raises ConfigError if the training would take probabilities for logits.
+
+    A model that answers with probabilities may return its logits in training, but not probabilities
+    that noise or a dropout has changed.
+    """
+    if found.type == end.kind:
+        return
+    changed = end.kind in _PROBABILITIES and _has_results(found, end.kind) and not end.is_made_of
+    if changed or found.type in _PROBABILITIES:
+        raise _UnequalEndsError(
+            f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "
+            f"({found.name}) in training. The loss takes logits, so both must end in a softmax, "
+            "or the training in what the softmax takes. Change values before it."
+        )
+
+
+def _has_results(end: tf.Operation, kind: str) -> bool:
+    """Returns whether the values at an end are results of an activation, changed one by one."""
+    reached, seen = [end], set[str]()
+    while reached:
+        operation = reached.pop()
+        if operation.type == kind:
+            return True
+        if operation.type in _ELEMENTWISE and operation.name not in seen:
+            seen.add(operation.name)
+            reached += [each.op for each in operation.inputs]
+    return False
 
 
 def validate_logits(values: np.ndarray, name: str, num_classes: int) -> None:

@@ -39,7 +39,7 @@ else:
         validate_logits,
     )
     from pipeline_ops.training.callbacks import load_callbacks
-    from pipeline_ops.training.loop import describe_call
+    from pipeline_ops.training.loop import describe_call, require_scaled_loss
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
@@ -70,6 +70,7 @@ def check_model(
     images = list_images((_NUM_IMAGES, *request.image_shape))
     with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
         model = build_model(config, *size, folder, for_training=False)
+        require_scaled_loss(config, model)
         outputs = model(images, training=False)
     if is_user_function(config.model):
         name = f"train.model: {config.model}"

@@ -174,6 +174,7 @@ class Loop(abc.ABC):
         self._generators, self._states = SeedGenerators(model), find_states(model)
         self._unused: set[int] = set()
         """The trainable variables on which the loss does not depend, known once it is traced."""
+        require_scaled_loss(config, model)
         for variable in model.trainable_variables:
             if variable.overwrite_with_gradient:
                 raise ConfigError(
@@ -314,6 +315,22 @@ class Loop(abc.ABC):
             pairs += zip(self._optimizer_variables, optimizer_values, strict=True)
         for variable, value in pairs:
             self._write(variable, value)
+
+
+def require_scaled_loss(config: Train, model: keras.Model) -> None:
+    """Raises ConfigError for layers in float16 whose gradients would underflow.
+
+    The loss is scaled with `train.precision: float16` alone.
+    """
+    small = [each for each in (*list_layers(model), model) if each.compute_dtype == "float16"]
+    if small and config.precision != "float16":
+        first = next((each for each in small if each.trainable_weights), small[0])
+        raise ConfigError(
+            f"train.model: {config.model}: the layer {first.path or first.name} computes in "
+            "float16, in which small gradients become 0 unless the loss is scaled, and "
+            f"train.precision: {config.precision} does not scale it. Set train.precision: float16, "
+            "or give the layer the dtype mixed_bfloat16."
+        )
 
 
 def refuse_assigned(config: Train, paths: Sequence[str]) -> NoReturn:

@@ -173,14 +173,16 @@ class LayerSums:
     def __init__(self, model: keras.Model, images: tf.Tensor):
         self.layers: list[keras.Layer] = []
         self.sums: list[list[float]] = []
-        changed = list_layers(model)
-        for layer in changed:
+        replaced = [(layer, vars(layer).get("call")) for layer in list_layers(model)]
+        for layer, _ in replaced:
             layer.call = functools.partial(self._call, layer, layer.call)
         try:
             self.answers = tf.nest.flatten(model(images, training=False))
         finally:
-            for layer in changed:
+            for layer, call in replaced:
                 del layer.call
+                if call is not None:  # of the layer itself and not of its class
+                    layer.call = call
 
     def _call(self, layer: keras.Layer, call: Any, *arguments: Any, **options: Any) -> Any:
         outputs = call(*arguments, **options)

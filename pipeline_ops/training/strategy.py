@@ -27,6 +27,7 @@ from pipeline_ops.input.framework_internals import (
     get_creation_path,
     list_layers,
     override_local_devices,
+    send_all_types,
 )
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
@@ -96,6 +97,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
                 strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     make_cluster_resolver(spec), options
                 )
+            send_all_types(strategy)
         case "mirrored" | "multi_worker_mirrored":
             strategy = tf.distribute.MirroredStrategy(devices)
         case "parameter_server":

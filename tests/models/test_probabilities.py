@@ -11,10 +11,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models import build_model
+from pipeline_ops.models.classification import Classification
+from pipeline_ops.training.loop import SynchronousLoop
+from pipeline_ops.training.self_consistency import check_model_of_author
 from pipeline_ops.training.warm_start import read_warm_start
 
 SHAPE = (8, 8, 1)
@@ -130,3 +134,113 @@ def test_logits_are_found_in_every_precision(build, images, name, precision):
         outputs = tf.cast(call(images / 255), tf.float32).numpy()
         assert not np.allclose(outputs.sum(axis=1), 1, atol=0.05)
         np.testing.assert_allclose(tf.nn.softmax(outputs), probabilities, atol=0.02)
+
+
+def _append(*after):
+    """Returns a function that builds a classifier with softmax, and layers after it."""
+
+    def build(shape, classes):
+        answer = layers.Dense(classes, "softmax", name="answer")
+        scaled = [keras.Input(shape), layers.Rescaling(1 / 255), layers.Flatten()]
+        return keras.Sequential([*scaled, answer, *[make() for make in after]])
+
+    return build
+
+
+class Ending(keras.Model):
+    """Ends in `function(logits, training, gate)`."""
+
+    def __init__(self, function, classes):
+        super().__init__()
+        self.flat, self.answer = layers.Flatten(), layers.Dense(classes)
+        self.gate, self.function = layers.Dense(classes, "softmax"), function
+
+    def call(self, images, training=False):
+        values = self.flat(images) / 255
+        return self.function(self.answer(values), training, self.gate(values))
+
+
+def _smooth(logits, training, gate):
+    """Smoothes labels in its own way."""
+    probabilities = tf.nn.softmax(logits)
+    return 0.9 * probabilities + 0.1 / 3 if training else probabilities
+
+
+CHANGED = {
+    "GaussianNoise": _append(lambda: layers.GaussianNoise(0.05)),
+    "Dropout": _append(lambda: layers.Dropout(0.1)),
+    "GaussianDropout": _append(lambda: layers.GaussianDropout(0.1)),
+    "noise and a reshape": _append(
+        lambda: layers.AlphaDropout(0.1), lambda: layers.Reshape((3,)), lambda: layers.Identity()
+    ),
+    "smoothed": lambda shape, classes: Ending(_smooth, classes),
+    "softmax in training alone": lambda shape, classes: Ending(
+        lambda logits, training, gate: tf.nn.softmax(logits) if training else logits, classes
+    ),
+}
+SOUND = {
+    "logits in training": lambda logits, training, gate: (
+        logits if training else tf.nn.softmax(logits)
+    ),
+    "noise before": lambda logits, training, gate: tf.nn.softmax(
+        logits + 0.01 * tf.cast(training, tf.float32)
+    ),
+    "temperature": lambda logits, training, gate: (
+        logits if training else tf.nn.softmax(logits / 1.5)
+    ),
+    "gated": lambda logits, training, gate: (
+        gate * logits if training else tf.nn.softmax(gate * logits)
+    ),
+    "logarithms in training": lambda logits, training, gate: (
+        tf.math.log(tf.nn.softmax(logits)) if training else tf.nn.softmax(logits)
+    ),
+    "logits": lambda logits, training, gate: logits,
+}
+
+
+@pytest.fixture
+def build_ending(user_package, monkeypatch):
+    from acme_vision import nets
+
+    config = Train(model="acme_vision.nets:ending", early_stopping=None)
+
+    def build(function, for_training: bool = True) -> tuple[keras.Model, Train]:
+        monkeypatch.setattr(nets, "ending", function, raising=False)
+        return build_model(config, SHAPE, 3, Path("/nowhere"), for_training), config
+
+    return build
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_probabilities_that_only_the_training_changes_are_refused_by_both_ends(
+    build_ending, images, kind
+):
+    message = (
+        r"^train.model: acme_vision.nets:ending ends in \w+ \(\S+\) when it answers, and in \w+ "
+        r"\(\S+\) in training\. The loss takes logits"
+    )
+    model, config = build_ending(CHANGED[kind])
+    strategy = tf.distribute.get_strategy()
+    loop = SynchronousLoop(strategy, model, Classification(SHAPE), config)
+    labels = np.arange(5, dtype=np.int64) % 3
+    batches = iter(tf.data.Dataset.from_tensors((images.astype(np.uint8), labels)).repeat())
+    with pytest.raises(ConfigError, match=message):
+        loop.trace(batches, 0, [0.01])
+    served, _ = build_ending(CHANGED[kind], for_training=False)
+    with pytest.raises(ConfigError, match=message):
+        check_model_of_author(served, tf.constant(images), f"train.model: {config.model}")
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_model_may_return_in_training_what_its_softmax_takes(build_ending, images, kind):
+    model, config = build_ending(lambda shape, classes: Ending(SOUND[kind], classes))
+    own = Ending(SOUND[kind], 3)
+    own(images)
+    own.set_weights(model.get_weights())
+    for training in (True, False):
+        found = tf.function(lambda training=training: model(images, training=training))()
+        expected = own(images, training=training).numpy()
+        if not np.allclose(expected.sum(axis=1), 1):
+            expected = tf.nn.softmax(expected)
+        np.testing.assert_allclose(tf.nn.softmax(found), expected, rtol=1e-4)
+    check_model_of_author(model, tf.constant(images), f"train.model: {config.model}")

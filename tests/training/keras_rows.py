@@ -24,6 +24,7 @@ from training.keras_zoo import IMAGE_SHAPE, NUM_CLASSES, TOGETHER, ZOO
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import send_all_types
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.loop import Loop, SeedGenerators, SynchronousLoop
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
@@ -208,6 +209,7 @@ def open_place(place: str) -> tuple[Callable[[Row], Loop], slice]:
             strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
         case "gang":
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            send_all_types(strategy)
             index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
             whole = slice(index * BATCH // 2, (index + 1) * BATCH // 2)
         case "servers":
@@ -260,7 +262,8 @@ def main(arguments: Sequence[str]) -> None:
     for number, row in rows:
         keras.backend.clear_session()
         try:
-            np.savez(folder / f"{number}.npz", *train(row))
+            # Not as bfloat16, which a file of NumPy does not have.
+            np.savez(folder / f"{number}.npz", *(each.astype(np.float64) for each in train(row)))
         except ConfigError as error:
             (folder / f"{number}.txt").write_text(str(error))
         except Exception:

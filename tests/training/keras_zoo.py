@@ -112,9 +112,13 @@ class MeanCentre(Centre):
 class Counter(layers.Layer):
     """Anneals a gain by the number of its calls in training."""
 
+    def __init__(self, kind: str = "int32"):
+        super().__init__()
+        self.kind = kind
+
     def build(self, shape):
         self.seen = self.add_weight(
-            shape=(), dtype="int32", trainable=False, initializer="zeros", name="seen"
+            shape=(), dtype=self.kind, trainable=False, initializer="zeros", name="seen"
         )
 
     def call(self, x, training=False):
@@ -262,6 +266,12 @@ def _normalized(layer: Callable) -> Callable:
     return lambda: _make(lambda x: _hidden()(layer()(x)))
 
 
+def _quantized():
+    model = _make(lambda x: layers.Dense(8, "tanh", name="small")(layers.Flatten()(x)))
+    model.get_layer("small").quantize("int8")
+    return model
+
+
 ZOO: dict[str, Callable[[], keras.Model]] = {
     "plain": lambda: _make(_hidden()),
     "embedding": lambda: _make(
@@ -307,7 +317,7 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
     "own loss for each image": lambda: _make(lambda x: PenaltyOfImages()(_hidden()(x))),
     "penalties of several types": lambda: _make(
         lambda x: layers.Dense(
-            8, "tanh", dtype="mixed_float16", kernel_regularizer="l2", activity_regularizer="l2"
+            8, "tanh", dtype="mixed_bfloat16", kernel_regularizer="l2", activity_regularizer="l2"
         )(_hidden(dtype="float64", kernel_regularizer="l2")(x)),
         layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
     ),
@@ -359,6 +369,12 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
             layers.SeparableConv2D(4, 2, activation="tanh")(layers.DepthwiseConv2D(2)(x))
         )
     ),
+    "own counter of small numbers": lambda: _make(lambda x: Counter("uint8")(_hidden()(x))),
+    "bfloat16 weights": lambda: _make(
+        lambda x: layers.Dense(8, "tanh", dtype="bfloat16")(layers.Flatten()(x)),
+        layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
+    ),
+    "int8 layer": _quantized,
 }
 
 TOGETHER = {"BatchNormalization, synchronized", "own moving state, with a mean"}

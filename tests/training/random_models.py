@@ -42,7 +42,7 @@ ORDER = "RANDOM_MODELS_ORDER"
 """The variable of the environment on which the order of some layers depends."""
 _NAMES = ("edges", "texture", "colour", "shape")
 _ACTIVATIONS = ("tanh", "gelu", "silu", "softplus", "elu", "sigmoid")
-_SMALL_TYPES = ("mixed_bfloat16", "mixed_float16")
+_SMALL_TYPE = "mixed_bfloat16"
 _FAULT_SHARE = 0.12
 """The share of models with a fault."""
 
@@ -84,7 +84,7 @@ class Drawn:
     @property
     def has_small_type(self) -> bool:
         """Returns whether a layer computes in a type of 16 bits."""
-        return any(kind in part.text for part in self.parts for kind in _SMALL_TYPES)
+        return any(_SMALL_TYPE in part.text for part in self.parts)
 
     @property
     def config(self) -> Train:
@@ -200,7 +200,7 @@ class Drawing:
         self.random, self._micro_batches = random.Random(seed), row.micro_batches
         # The loops refuse to clip weights of several types together.
         large_types = () if row.clip == "by global norm" else ("float64", "float64")
-        self._types = (*large_types, *_SMALL_TYPES)
+        self._types = (*large_types, _SMALL_TYPE, _SMALL_TYPE)
 
     def draw_options(self, kernel: str = "kernel") -> dict[str, Any]:
         """Draws what any layer with a kernel takes."""
@@ -504,6 +504,9 @@ FAULTS: dict[str, Callable[[int], layers.Layer]] = {
 REFUSED_BY_LOOP: dict[str, Callable[[int], layers.Layer]] = {
     "clipped weights of several types": lambda units: layers.Dense(
         units, dtype="float64", name=FAULTY
+    ),
+    "float16 without a scale of the loss": lambda units: layers.Dense(
+        units, dtype="mixed_float16", name=FAULTY
     ),
     "float8": lambda units: layers.Dense(units, dtype="float8_from_float32", name=FAULTY),
     "assigned weight in micro-batches": lambda units: layers.SpectralNormalization(

@@ -132,6 +132,7 @@ ROWS = {
             | {"schedule": {"type": "cosine", "warmup_steps": 5, "decay_steps": 12}}
         },
     ),
+    "a layer of int8": Row(GANG, {"model": "acme_vision.nets:quantized", "optimizer": SLOW_SGD}),
     "class weights": Row(GANG, {"class_weights": True}),
     "label smoothing": Row(GANG, {"label_smoothing": 0.1}),
     "softmax at the end": Row(GANG | {"model": "acme_vision.endings:layer"}),

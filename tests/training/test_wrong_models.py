@@ -101,8 +101,21 @@ def test_a_callback_in_the_spelling_of_python_gets_that_of_a_config(path, hint):
             Train(model="digits_cnn", callbacks=[entry])
 
 
-@pytest.mark.parametrize("method", ["train_step", "test_step", "compute_loss", "compute_metrics"])
-def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, method):
+@pytest.mark.parametrize("place", ["class", "object", "inner class"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "train_step",
+        "test_step",
+        "predict_step",
+        "compute_loss",
+        "compute_metrics",
+        "make_train_function",
+        "fit",
+        "predict",
+    ],
+)
+def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, method, place):
     import keras
     from acme_vision import nets
 
@@ -111,12 +124,113 @@ def test_a_model_with_its_own_part_of_fit_is_refused(user_package, monkeypatch, 
     class Own(keras.Sequential):
         pass
 
-    setattr(Own, method, lambda self, *arguments: None)
-    make = lambda shape, classes: Own([keras.Input(shape), keras.layers.Flatten()])  # noqa: E731
-    monkeypatch.setattr(nets, "with_own_step", make, raising=False)
+    def build(shape, classes):
+        layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
+        model = Own([keras.Input(shape), *layers])
+        setattr(Own if "class" in place else model, method, lambda *arguments: None)
+        return keras.Sequential([keras.Input(shape), model]) if "inner" in place else model
+
+    monkeypatch.setattr(nets, "with_own_step", build, raising=False)
     config = Train(model="acme_vision.nets:with_own_step")
+    if "inner" in place:  # fit does not call it, either
+        build_model(config, SHAPE, 3, NOWHERE, for_training=True)
+        return
     with pytest.raises(ConfigError, match=rf"Own\.{method} would never be called"):
         build_model(config, SHAPE, 3, NOWHERE, for_training=True)
+
+
+@pytest.mark.parametrize("name", ["predict", "evaluate", "compiled"])
+def test_a_layer_may_have_the_name_of_a_part_of_fit(user_package, monkeypatch, name):
+    import keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    class Network(keras.Model):
+        def __init__(self, shape, classes):
+            super().__init__()
+            self.flat = keras.layers.Flatten()
+            setattr(self, name, keras.layers.Dense(classes))
+
+        def call(self, images, training=False):
+            return getattr(self, name)(self.flat(images))
+
+    monkeypatch.setattr(nets, "named", Network, raising=False)
+    assert build_model(Train(model="acme_vision.nets:named"), SHAPE, 3, NOWHERE, True).built
+
+
+@pytest.mark.parametrize(
+    "options, given",
+    [
+        (
+            lambda keras: (keras.optimizers.SGD(0.5), keras.losses.MeanSquaredError()),
+            "optimizer=SGD, loss=MeanSquaredError",
+        ),
+        (lambda keras: ("adam", "mse"), "optimizer=Adam, loss='mse'"),
+        (
+            lambda keras: ("rmsprop", keras.losses.categorical_crossentropy),
+            "optimizer=RMSprop, loss=categorical_crossentropy",
+        ),
+        (
+            lambda keras: (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),),
+            "optimizer=SGD",
+        ),
+    ],
+)
+def test_a_compiled_model_is_refused_with_the_keys(user_package, monkeypatch, options, given):
+    import keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    def build(shape, classes):
+        model = nets.smooth(shape, classes)
+        model.compile(*options(keras))
+        return model
+
+    monkeypatch.setattr(nets, "compiled", build, raising=False)
+    with pytest.raises(ConfigError) as refused:
+        build_model(Train(model="acme_vision.nets:compiled"), SHAPE, 3, NOWHERE, True)
+    assert f"compiled: compile({given}) has no effect, because train.opt" in str(refused.value)
+    assert "train.loss decide. Set these, and remove compile (or load_model" in str(refused.value)
+
+
+@pytest.mark.parametrize("is_inner", [True, False])
+def test_a_loaded_model_trains_if_it_is_not_compiled(user_package, monkeypatch, tmp_path, is_inner):
+    import keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    compiled = nets.smooth(SHAPE, 3)
+    compiled.compile("adam", "mse")
+    compiled.save(tmp_path / "a.keras")
+    model = keras.models.load_model(tmp_path / "a.keras", compile=is_inner)
+    if is_inner:  # Keras's fit does not look at it, either
+        model = keras.Sequential([keras.Input(SHAPE), model])
+    monkeypatch.setattr(nets, "loaded", lambda *_: model, raising=False)
+    assert build_model(Train(model="acme_vision.nets:loaded"), SHAPE, 3, NOWHERE, True).built
+
+
+def test_a_model_of_keras_2_is_named_as_one(user_package, monkeypatch):
+    import tf_keras
+    from acme_vision import nets
+
+    from pipeline_ops.models import build_model
+
+    class Network(tf_keras.Model):
+        built = True
+
+    layers = [tf_keras.layers.Flatten(), tf_keras.layers.Dense(3)]
+    models = [
+        tf_keras.Sequential([tf_keras.layers.Input(SHAPE), *layers]),
+        tf_keras.Sequential(layers),
+        Network(),
+    ]
+    for model in models:
+        monkeypatch.setattr(nets, "old", lambda *_, model=model: model, raising=False)
+        with pytest.raises(ConfigError, match=r"a model of Keras 2 \(tf_keras\), which Keras 3\."):
+            build_model(Train(model="acme_vision.nets:old"), SHAPE, 3, NOWHERE, True)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def smooth(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     )
 
 
+def quantized(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    """A network with a layer that keeps the weights of its kernel as int8, and learns a bias."""
+    model = smooth(image_shape, num_classes)
+    model.get_layer("hidden").quantize("int8")
+    return model
+
+
 def dropping(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     """A network with layers that draw random numbers in training."""
     return Sequential(

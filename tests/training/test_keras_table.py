@@ -77,7 +77,7 @@ SAMPLE = {
     ("SpectralNormalization", "servers", 1),
     ("SpectralNormalization", "one", 2),
     ("own counter", "one", 2),
-    ("own loss for each image", "one", 2),
+    ("own loss for each feature", "one", 2),
     ("penalties of several types", "mirrored", 1),
     ("float64 layer", "mirrored", 1),
     ("own moving state", "servers", 2),

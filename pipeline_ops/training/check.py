@@ -65,14 +65,14 @@ def check_model(
     name, is_own = f"train.model: {config.model}", is_user_function(config.model)
     with convert_user_errors(name, is_own):
         model = build_model(config, *size, folder, for_training=False)
+        initial = model.get_weights()
         if is_own:
-            initial = model.get_weights()
             spread_weights(model)
             check_model_of_author(model, images, name)
-            if work is not None and request.task == "classification":
-                check_twin(model, images, name, work, request.model_dump_json().encode())
-            model.set_weights(initial)
-        outputs = model(images, training=False)
+    if is_own and work is not None and request.task == "classification":
+        check_twin(model, images, name, work, request.model_dump_json().encode())
+    model.set_weights(initial)
+    outputs = model(images, training=False)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,13 @@ def check_model_of_author(model: keras.Model, images: tf.Tensor, name: str) -> N
     _refuse_states(model, name)
     built = {id(each) for each in model.weights}
     traced, _ = _trace(model, images, True, name)
-    if late := [each.path for each in model.weights if id(each) not in built]:
+    if late := [each for each in model.weights if id(each) not in built]:
+        places = _locate_reads(traced, {id(each.value.handle) for each in late})
         raise ConfigError(
-            f"{name} creates the weights {', '.join(late[:4])} when it is first called with "
-            "training=True, so the served model lacks them. Build their layer before: call it "
-            "also if training is false, or call its build in the build of the layer around it."
+            f"{name} creates the weights {', '.join(each.path for each in late[:4])} when it is "
+            f"first called with training=True ({places}), so the served model lacks them. Build "
+            "their layer before: call it also if training is false, or call its build in the "
+            "build of the layer around it."
         )
     for training in (True, False):
         graph, assigned = _trace(model, images, training, name)
@@ -208,34 +210,36 @@ def _refuse_untracked(graph: Any, model: keras.Model, name: str) -> None:
         for each in graph.variables
         if id(each.handle) not in known and not each.name.startswith(_GENERATOR)
     }
-    places = [
-        (hidden[id(outside)], _locate(inside.consumers()[0]))
-        for outside, inside in graph.captures
-        if id(outside) in hidden
-    ]
     metrics = {
         id(variable.value.handle)
         for layer in (model, *list_layers(model))
         for variable in layer.metrics_variables
     }
-    for variable, place in places:
-        if id(variable.handle) in metrics:
-            raise ConfigError(
-                f"{name} updates a metric of a layer ({place}), which is neither saved nor "
-                "the same in all workers. Leave it out, and name metrics in train.metrics."
-            )
-        if SEED_STATE in variable.name:
-            raise ConfigError(
-                f"{name} draws numbers with a generator that is no part of the model ({place}), "
-                "so a restarted training draws others. Make keras.random.SeedGenerator(seed) an "
-                "attribute of the layer, and draw with it as the seed."
-            )
-    if places:
+    if held := hidden.keys() & metrics:
+        raise ConfigError(
+            f"{name} updates a metric of a layer ({_locate_reads(graph, held)}), which is neither "
+            "saved nor the same in all workers. Leave it out, and name metrics in train.metrics."
+        )
+    if drawing := {handle for handle, each in hidden.items() if SEED_STATE in each.name}:
+        raise ConfigError(
+            f"{name} draws numbers with a generator that is no part of the model "
+            f"({_locate_reads(graph, drawing)}), so a restarted training draws others. Make "
+            "keras.random.SeedGenerator(seed) an attribute of the layer, and draw with it as the "
+            "seed."
+        )
+    if hidden:
         raise ConfigError(
             f"{name} reads variables that are no weights of the model "
-            f"({', '.join(place for _, place in places[:4])}), so they neither learn nor are "
-            "saved. Create them by add_weight, and layers as attributes of a layer or of the model."
+            f"({_locate_reads(graph, hidden)}), so they neither learn nor are saved. Create them "
+            "by add_weight, and layers as attributes of a layer or of the model."
         )
+
+
+def _locate_reads(graph: Any, handles: Container[int]) -> str:
+    """Returns the places where a graph first uses variables, by the ids of their handles."""
+    used = (inside.consumers()[:1] for outside, inside in graph.captures if id(outside) in handles)
+    places = dict.fromkeys(_locate(operation) for first in used for operation in first)
+    return ", ".join([*places][:4])
 
 
 def _refuse_parts_of_the_batch(
@@ -279,7 +283,9 @@ def _find_summed_loss(model: keras.Model, images: tf.Tensor) -> keras.Layer | No
         return [abs(float(tf.reduce_sum(tf.cast(each, tf.float64)))) for each in model.losses]
 
     found = None
-    if any(b > 2 * a for _ in range(2) for a, b in zip(measure(1), measure(4), strict=False)):
+    if measure(1) and any(
+        b > 2 * a for _ in range(2) for a, b in zip(measure(1), measure(4), strict=False)
+    ):
         trials = np.array([[measure(copies) for copies in (1, 4, 16)] for _ in range(_TRIALS)])
         once, more, most = trials.mean(axis=0)
         has_grown = (np.diff(trials, axis=1) > 0).all(axis=1).sum(axis=0) >= 0.75 * _TRIALS
@@ -460,7 +466,8 @@ def check_twin(
             f"{name} cannot be written as a SavedModel: {type(error).__name__}: "
             f"{_shorten(str(error))}{_list_place(error)}"
         ) from error
-    expected = served.images(images)["probabilities"]
+    with convert_user_errors(name, True, " when it is called as it is served"):
+        expected = served.images(images)["probabilities"]
     verdict = _ask_twin(name, folder, request)
     if fault := verdict.get("fault"):
         raise ConfigError(fault if fault.startswith(name) else f"{name}: {fault}")

@@ -77,7 +77,7 @@ REFUSED_BY_THE_GRAPH = {
     "in_a_loop": rf"{HIDDEN} \(functional_1/inside_1/while, {LINE}\)",
     "in_a_function": rf"{HIDDEN} \(functional_1/inside_1/StatefulPartitionedCall, {LINE}\)",
     "in_a_function_of_a_branch": rf"{HIDDEN} \(functional_1/inside_1/cond, {LINE}\)",
-    "layer_in_a_map": rf"{HIDDEN} \(functional_1/lambda_1/map/while, {LINE}, ",
+    "layer_in_a_map": rf"{HIDDEN} \(functional_1/lambda_1/map/while, {LINE}\)",
     "noisy_in_a_branch": rf"draws random numbers when it answers \(functional_1/.*, {LINE}\)",
     "counted_in_python": rf"{ANOTHER_TRACE} \(functional_1/in_training_1/truediv/y, {LINE}\)",
     "annealed_in_python": rf"{ANOTHER_TRACE} \(functional_1/in_training_1/map/while, {LINE}\)",
@@ -88,10 +88,10 @@ REFUSED_BY_THE_GRAPH = {
     "branches_on_a_tensor_in_training": r"Error in InTraining: .* as a Python `bool` is not all"
     rf".*\({LINE}\) when called",
     "Auxiliary": "creates the weights auxiliary/dense_1/kernel, auxiliary/dense_1/bias when it is "
-    "first called with training=True",
+    rf"first called with training=True \(auxiliary_1/dense_1_1/Cast, {LINE}, ",
     "stateful": "the layer gru has stateful=True",
     "drawn_without_generator": rf"a generator that is no part of the model \(.*, {LINE}\)",
-    "measured": rf"updates a metric of a layer \(functional_1/measured_1/Add, {LINE}\)",
+    "measured": rf"updates a metric of a layer \(functional_1/measured_1/Add, {LINE}, ",
     "dictionary": "returns a dict with one tensor, and a classifier returns the tensor",
     "Counted": f"counts, {LINE} creates its table while a graph is traced",
     "own_strategy": "in the scope of a tf.distribute.Strategy of its own",

@@ -320,8 +320,8 @@ def convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> I
     """Turns any error of user code into a ConfigError that names the key, and file and line."""
     try:
         yield
-    except (ConfigError, MachineError):
-        raise
+    except (ConfigError, MachineError, MemoryError, tf.errors.ResourceExhaustedError):
+        raise  # the last two are for the machine
     except Exception as error:
         if not is_user_code:
             raise

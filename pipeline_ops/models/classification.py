@@ -187,7 +187,13 @@ def return_logits(
     `train.model`, for messages.
     """
     call = tf.function(lambda images: model(images, training=False), autograph=False)
-    outputs = call.get_concrete_function(tf.TensorSpec((None, *image_shape))).outputs
+    traced = call.get_concrete_function(tf.TensorSpec((None, *image_shape)))
+    outputs, kind = traced.outputs, type(traced.structured_outputs)
+    if len(outputs) == 1 and issubclass(kind, (Mapping, list, tuple)):
+        raise ConfigError(
+            f"train.model: {name} returns a {kind.__name__} with one tensor, and a classifier "
+            "returns the tensor: the logits"
+        )
     if len(outputs) != 1:
         raise ConfigError(
             f"train.model: {name} has {len(outputs)} outputs, and a classifier has one: the logits"

@@ -39,19 +39,21 @@ else:
         validate_logits,
     )
     from pipeline_ops.training.callbacks import load_callbacks
-    from pipeline_ops.training.loop import describe_call, require_scaled_loss
+    from pipeline_ops.training.loop import require_scaled_loss
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
+        convert_user_errors,
         draws_unrepeatably,
         list_images,
+        spread_weights,
     )
     from pipeline_ops.training.step_check import Steps, check_step, configure_two_devices
     from pipeline_ops.training.strategy import require_matches
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_user_functions
 
-_NUM_IMAGES = 2
+_NUM_IMAGES = 4
 
 
 def check_model(
@@ -68,23 +70,24 @@ def check_model(
         load_callbacks(path, arguments, config, folder)
     size = request.image_shape, request.num_classes
     images = list_images((_NUM_IMAGES, *request.image_shape))
-    with _convert_user_errors(f"train.model: {config.model}", is_user_function(config.model)):
+    name, is_own = f"train.model: {config.model}", is_user_function(config.model)
+    with convert_user_errors(name, is_own):
         model = build_model(config, *size, folder, for_training=False)
         require_scaled_loss(config, model)
-        outputs = model(images, training=False)
-    if is_user_function(config.model):
-        name = f"train.model: {config.model}"
-        check_model_of_author(model, images, name)
-        if work is not None and request.task == "classification":
-            initial = model.get_weights()
-            check_twin(model, images, name, work, request.model_dump_json().encode())
-            model.set_weights(initial)
-            if not draws_unrepeatably(model, images):
-                loss, _ = load_user_functions(config, folder)
-                task = Classification(request.image_shape, None, config.label_smoothing, loss)
-                with _convert_user_errors(name, True):
-                    build = functools.partial(build_model, config, *size, folder, True)
-                    check_step(config, Steps(config, task, build, *size))
+        initial = model.get_weights()
+        if is_own:
+            spread_weights(model)
+            check_model_of_author(model, images, name)
+    if is_own and work is not None and request.task == "classification":
+        check_twin(model, images, name, work, request.model_dump_json().encode())
+        if not draws_unrepeatably(model, images, name):
+            loss, _ = load_user_functions(config, folder)
+            task = Classification(request.image_shape, None, config.label_smoothing, loss)
+            with convert_user_errors(name, True):
+                build = functools.partial(build_model, config, *size, folder, True)
+                check_step(config, Steps(config, task, build, *size))
+    model.set_weights(initial)
+    outputs = model(images, training=False)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
@@ -126,7 +129,7 @@ def _compute_values(
     key: str, path: str, function: Callable[..., Any], labels: tf.Tensor, logits: tf.Tensor
 ) -> tf.Tensor:
     """Computes the values of a user's loss or metric, one for each example."""
-    with _convert_user_errors(f"{key}: {path}", True, " when called with (labels, logits)"):
+    with convert_user_errors(f"{key}: {path}", True, " when called with (labels, logits)"):
         values = compute_per_example(f"{key}: {path}", function, labels, logits)
     if values.shape[0] != _NUM_IMAGES:
         raise ConfigError(
@@ -134,21 +137,6 @@ def _compute_values(
             "It must return one value for each image."
         )
     return tf.cast(values, tf.float32)
-
-
-@contextlib.contextmanager
-def _convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> Iterator[None]:
-    """Turns any error of user code into a ConfigError that names the key."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if not is_user_code:
-            raise
-        raise ConfigError(
-            f"{subject} raised {describe_call(error)}{suffix}. Correct it."
-        ) from error
 
 
 @contextlib.contextmanager

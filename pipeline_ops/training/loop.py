@@ -345,14 +345,14 @@ def refuse_assigned(config: Train, paths: Sequence[str]) -> NoReturn:
 def add_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of the losses of layers, float32 [], as Keras's `fit` takes it.
 
-    They have the types of their layers. One may have any shape, such as a value for each image.
+    They have the types of their layers. One may have any shape, such as a mean for each feature.
     """
     return tf.add_n([tf.zeros([]), *(tf.cast(tf.reduce_sum(each), tf.float32) for each in losses)])
 
 
 def describe_call(error: Exception) -> str:
     """Returns type, layer and cause of an error in the call of a model, in one line."""
-    if found := _CALL.search(str(error)):
+    if found := _CALL.search(str(error.args[0] if isinstance(error, KeyError) else error)):
         return f"{type(error).__name__} in {found[1]}: {found[2].rstrip('.')}"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 

@@ -29,12 +29,12 @@ from pipeline_ops.training.self_consistency import (
     SAVED,
     VERDICT,
     WEIGHTS,
-    LayerSums,
+    LayerMeans,
 )
 
 
 def answer(request: ModelCheckRequest, folder: Path) -> list[list[float]]:
-    """Writes the answers of the SavedModel and of the model. Returns the sums of its layers.
+    """Writes the answers of the SavedModel and of the model. Returns the means of its layers.
 
     Raises ConfigError.
     """
@@ -53,21 +53,21 @@ def answer(request: ModelCheckRequest, folder: Path) -> list[list[float]]:
         )
         paths = number_paths(variable.path for variable in model.weights)
         model.set_weights(read_arrays(folder / WEIGHTS, paths))
-        called = LayerSums(model, images)
+        called = LayerMeans(model, images)
     built = {f"model{number}": each.numpy() for number, each in enumerate(called.answers)}
     with translate_write_errors(folder / ANSWERS):
         np.savez(folder / ANSWERS, saved=saved["probabilities"].numpy(), **built)
-    return called.sums
+    return called.means
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     try:
-        sums = answer(ModelCheckRequest.model_validate_json(sys.stdin.read()), folder)
+        means = answer(ModelCheckRequest.model_validate_json(sys.stdin.read()), folder)
     except ConfigError as error:
         verdict: dict[str, Any] = {"fault": str(error)}
     else:
-        verdict = {"layers": sums}
+        verdict = {"layers": means}
     write_json(folder / VERDICT, verdict)
 
 

@@ -188,9 +188,9 @@ class Penalty(layers.Layer):
         return x
 
 
-class PenaltyOfImages(layers.Layer):
+class PenaltyOfFeatures(layers.Layer):
     def call(self, x):
-        self.add_loss(1e-3 * tf.reduce_sum(tf.square(x), 1))
+        self.add_loss(1e-3 * tf.reduce_mean(tf.square(x), 0))
         return x
 
 
@@ -314,7 +314,7 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
         _hidden(kernel_regularizer="l2", activity_regularizer="l2")
     ),
     "own loss of a layer": lambda: _make(lambda x: Penalty()(_hidden()(x))),
-    "own loss for each image": lambda: _make(lambda x: PenaltyOfImages()(_hidden()(x))),
+    "own loss for each feature": lambda: _make(lambda x: PenaltyOfFeatures()(_hidden()(x))),
     "penalties of several types": lambda: _make(
         lambda x: layers.Dense(
             8, "tanh", dtype="mixed_bfloat16", kernel_regularizer="l2", activity_regularizer="l2"

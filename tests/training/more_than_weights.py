@@ -265,3 +265,368 @@ class Functions(keras.Model):
 
     def call(self, x, training=False):
         return self.answer(self.compiled(self.flatten(x) / 255.0)["x"])
+
+
+# Answers that depend on the other images of the batch
+
+
+class Centred(layers.Layer):
+    def call(self, x):
+        return x - tf.reduce_mean(x, axis=0, keepdims=True)
+
+
+class BatchDeviation(layers.Layer):
+    """The standard deviation of a minibatch as one more feature."""
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=(), initializer="zeros", name="gain")
+
+    def call(self, x):
+        spread = tf.math.reduce_std(x, axis=0, keepdims=True)
+        return tf.concat([x, self.gain * tf.broadcast_to(spread, tf.shape(x))], -1)
+
+
+class Standardized(layers.Layer):
+    """Meant to standardize each image."""
+
+    def call(self, x):
+        return (x - tf.reduce_mean(x)) / tf.math.reduce_std(x)
+
+
+class OwnNormalization(keras.Model):
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten, self.answer = layers.Flatten(), layers.Dense(num_classes)
+
+    def call(self, x, training=False):
+        x = self.flatten(x) / 255.0
+        return self.answer(tf.nn.batch_normalization(x, *tf.nn.moments(x, [0]), None, None, 1e-3))
+
+
+def centred(image_shape, num_classes):
+    return _make(image_shape, num_classes, Centred())
+
+
+def batch_deviation(image_shape, num_classes):
+    return _make(image_shape, num_classes, BatchDeviation())
+
+
+def standardized(image_shape, num_classes):
+    image = keras.Input(image_shape)
+    x = layers.Flatten()(Standardized()(image))
+    return keras.Model(image, layers.Dense(num_classes)(x))
+
+
+def softmax_of_the_batch(image_shape, num_classes):
+    softmax = layers.Lambda(lambda x: tf.nn.softmax(x, axis=0), output_shape=(16,))
+    return _make(image_shape, num_classes, softmax)
+
+
+def divided_by_the_largest(image_shape, num_classes):
+    return _make(image_shape, num_classes, lambda x: x / keras.ops.max(x))
+
+
+# Losses that depend on the number of images
+
+
+class Penalized(layers.Layer):
+    def __init__(self, penalty, rate=0.0):
+        super().__init__()
+        self.penalty, self.drop = penalty, layers.Dropout(rate)
+
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(1e-2 * self.penalty(self.drop(x, training=True)))
+        return x
+
+
+def summed_loss(image_shape, num_classes):
+    return _make(image_shape, num_classes, Penalized(lambda x: tf.reduce_sum(x**2)))
+
+
+def summed_loss_of_dropout(image_shape, num_classes):
+    return _make(image_shape, num_classes, Penalized(lambda x: -tf.reduce_sum(x**2), 0.5))
+
+
+def loss_for_each_image(image_shape, num_classes):
+    return _make(image_shape, num_classes, Penalized(lambda x: tf.reduce_sum(x**2, 1)))
+
+
+def loss_for_each_pair(image_shape, num_classes):
+    return _make(image_shape, num_classes, Penalized(lambda x: tf.reduce_sum(x @ tf.transpose(x))))
+
+
+class SummedLoss(keras.Model):
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten, self.answer = layers.Flatten(), layers.Dense(num_classes)
+
+    def call(self, x, training=False):
+        x = self.answer(self.flatten(x) / 255.0)
+        self.add_loss(1e-3 * tf.nn.l2_loss(x))
+        return x
+
+
+# Variables in branches, loops and functions
+
+
+class Scale(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = tf.Variable(1.5)
+
+    @tf.function
+    def __call__(self, x):
+        return x * self.gain
+
+
+class Inside(layers.Layer):
+    def __init__(self, compute):
+        super().__init__()
+        self.scale, self.compute = Scale(), compute
+
+    def call(self, x):
+        return self.compute(x, self.scale)
+
+
+def in_a_branch(image_shape, num_classes):
+    def compute(x, scale):
+        return tf.cond(x[0, 0] > -2.0, lambda: x * scale.gain, lambda: x)
+
+    return _make(image_shape, num_classes, Inside(compute))
+
+
+def in_a_loop(image_shape, num_classes):
+    def compute(x, scale):
+        return tf.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y * scale.gain), (0, x))[1]
+
+    return _make(image_shape, num_classes, Inside(compute))
+
+
+def in_a_function(image_shape, num_classes):
+    return _make(image_shape, num_classes, Inside(lambda x, scale: scale(x)))
+
+
+def in_a_function_of_a_branch(image_shape, num_classes):
+    def compute(x, scale):
+        return tf.cond(x[0, 0] > -2.0, lambda: scale(x), lambda: x)
+
+    return _make(image_shape, num_classes, Inside(compute))
+
+
+def layer_in_a_map(image_shape, num_classes):
+    helper = _Helper()
+    helper.dense.build((None, 16))
+    compute = layers.Lambda(lambda x: tf.map_fn(lambda y: helper(y[None])[0], x))
+    return _make(image_shape, num_classes, compute)
+
+
+def noisy_in_a_branch(image_shape, num_classes):
+    def compute(x, _):
+        return tf.cond(x[0, 0] > -2.0, lambda: x + tf.random.normal(tf.shape(x)), lambda: x)
+
+    return _make(image_shape, num_classes, Inside(compute))
+
+
+# Values of Python that change between two calls
+
+
+class InTraining(layers.Layer):
+    def __init__(self, compute):
+        super().__init__()
+        self.compute, self.calls, self.rate = compute, 0, 1.0
+
+    def call(self, x, training=False):
+        return self.compute(self, x) if training else x
+
+
+def counted_in_python(image_shape, num_classes):
+    def compute(layer, x):
+        layer.calls += 1
+        return x / layer.calls
+
+    return _make(image_shape, num_classes, InTraining(compute))
+
+
+def annealed_in_python(image_shape, num_classes):
+    def compute(layer, x):
+        layer.rate *= 0.99
+        return tf.map_fn(lambda y: y * layer.rate, x)
+
+    return _make(image_shape, num_classes, InTraining(compute))
+
+
+def first_call(image_shape, num_classes):
+    def compute(layer, x):
+        layer.calls += 1
+        return tf.tanh(x) if layer.calls == 1 else x
+
+    return _make(image_shape, num_classes, InTraining(compute))
+
+
+# What is seen in a training alone
+
+
+def fails_in_training(image_shape, num_classes):
+    return _make(image_shape, num_classes, InTraining(lambda _, x: x @ tf.ones((3, 3))))
+
+
+def key_error_in_training(image_shape, num_classes):
+    return _make(image_shape, num_classes, InTraining(lambda _, x: {}["rate"]))
+
+
+def branches_on_a_tensor_in_training(image_shape, num_classes):
+    return _make(
+        image_shape, num_classes, InTraining(lambda _, x: x if tf.reduce_mean(x) > 0 else 2 * x)
+    )
+
+
+class Auxiliary(keras.Model):
+    """An auxiliary classifier that is first called in a training."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten, self.answer = layers.Flatten(), layers.Dense(num_classes)
+        self.second = layers.Dense(3)
+
+    def call(self, x, training=False):
+        x = self.flatten(x) / 255.0
+        if training:
+            self.add_loss(tf.reduce_mean(self.second(x) ** 2))
+        return self.answer(x)
+
+
+# Parts of Keras and TensorFlow that are not for this
+
+
+def stateful(image_shape, num_classes):
+    image = keras.Input(batch_shape=(4, *image_shape))
+    x = layers.Reshape((image_shape[0], -1))(layers.Rescaling(1 / 255)(image))
+    return keras.Model(image, layers.Dense(num_classes)(layers.GRU(8, stateful=True)(x)))
+
+
+def drawn_without_generator(image_shape, num_classes):
+    def compute(_, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+    return _make(image_shape, num_classes, InTraining(compute))
+
+
+class Measured(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x):
+        self.mean.update_state(tf.reduce_mean(x))
+        return x
+
+
+def measured(image_shape, num_classes):
+    return _make(image_shape, num_classes, Measured())
+
+
+def dictionary(image_shape, num_classes):
+    model = _make(image_shape, num_classes, layers.Dense(4))
+    return keras.Model(model.input, {"logits": model.output})
+
+
+class Counts(layers.Layer):
+    def build(self, shape):
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def call(self, x, training=False):
+        return x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Counted(keras.Model):
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten, self.counts = layers.Flatten(), Counts()
+        self.answer = layers.Dense(num_classes)
+
+    def call(self, x, training=False):
+        return self.answer(self.counts(self.flatten(x) / 255.0, training=training))
+
+
+def own_strategy(image_shape, num_classes):
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        return _make(image_shape, num_classes, layers.Dense(4))
+
+
+# Sound ones
+
+
+class Looked(layers.Layer):
+    """A table of constants, read in a branch."""
+
+    def __init__(self):
+        super().__init__()
+        rows = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 1], tf.int64), [0.5, -0.5])
+        self.table = tf.lookup.StaticHashTable(rows, 0.0)
+
+    def call(self, x):
+        keys = tf.argmax(x, -1)
+        found = tf.cond(keys[0] >= 0, lambda: self.table.lookup(keys), lambda: x[:, 0])
+        return x * (1 + found[:, None])
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def looked_up(image_shape, num_classes):
+    def body(x):
+        keys = layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.5])(x)
+        keys = layers.IntegerLookup(vocabulary=[0, 1, 2], num_oov_indices=1)(keys)
+        return layers.Concatenate()([Looked()(x), layers.Flatten()(layers.Embedding(4, 3)(keys))])
+
+    return _make(image_shape, num_classes, body)
+
+
+def mean_losses(image_shape, num_classes):
+    """Means over a batch, also with dropout and of other images of the batch."""
+
+    def contrast(x):
+        return -tf.reduce_mean(tf.linalg.diag_part(tf.nn.log_softmax(9 * x @ tf.transpose(x))))
+
+    def body(x):
+        x = Penalized(lambda x: tf.reduce_mean(x**2), 0.5)(x)
+        x = Penalized(lambda x: tf.reduce_mean(x**2, 0), 0.8)(x)
+        x = Penalized(lambda x: tf.reduce_sum(x**2) / tf.cast(tf.shape(x)[0], x.dtype))(x)
+        return layers.Dense(8, activity_regularizer="l2")(Penalized(contrast)(x))
+
+    return _make(image_shape, num_classes, body)
+
+
+class Helped(layers.Layer):
+    """Calls a layer of its own in a tf.function and in a branch, and draws in a training."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.generator = layers.Dense(8), tf.random.Generator.from_seed(3)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    @tf.function
+    def help(self, x):
+        return self.dense(x)
+
+    def call(self, x, training=False):
+        y = tf.cond(x[0, 0] > -2.0, lambda: self.help(x), lambda: self.dense(2 * x))
+        return y + self.generator.normal(tf.shape(y)) + tf.random.normal([]) if training else y
+
+
+def helped(image_shape, num_classes):
+    return _make(image_shape, num_classes, Helped())
+
+
+def replaced_call(image_shape, num_classes):
+    """A layer whose method was replaced, as hooks do."""
+    dense = layers.Dense(8)
+    call = dense.call
+    dense.call = lambda x, *_, **__: 3.0 * call(x)
+    return _make(image_shape, num_classes, dense)

@@ -85,7 +85,7 @@ SAMPLE = {
     ("own counter of small numbers", "gang", 1),
     ("int8 layer", "gang", 2),
     ("bfloat16 weights", "gang", 1),
-    ("own loss for each image", "one", 2),
+    ("own loss for each feature", "one", 2),
     ("penalties of several types", "mirrored", 1),
     ("float64 layer", "mirrored", 1),
     ("own moving state", "servers", 2),

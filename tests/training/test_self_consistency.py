@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import threading
@@ -15,14 +16,16 @@ import pytest
 from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import ModelCheckRequest, PlannedTraining, validate_training
 from pipeline_ops.storage.open_store import open_root
 
 TWIN_MODULE = "pipeline_ops.training.model_twin"
 
 DRAWN = "a second process that built it with the same weights answers otherwise, first in "
 HIDDEN = "reads variables that are no weights of the model"
+ANOTHER_TRACE = "another trace of the call with training=True computes something else"
 REFUSED = {
     "fourier": f"{DRAWN}projection, ",
     "permuted": DRAWN,
@@ -34,7 +37,7 @@ REFUSED = {
     "AtModuleLevel": HIDDEN,
     "noisy": "draws random numbers when it answers",
     "MonteCarlo": "two calls with the same images answer otherwise",
-    "traced_noise": "two calls with the same images answer otherwise",
+    "traced_noise": ANOTHER_TRACE,
     "counting": "changes counting/seen when it answers",
     "in_numpy": "calls Python inside of its graph",
     "in_python": "calls Python inside of its graph",
@@ -48,11 +51,52 @@ WITH_FILE = (
     "AtModuleLevel",
     "noisy",
     "MonteCarlo",
+    "traced_noise",
     "in_numpy",
     "in_python",
+    "in_a_map",
     "Functions",
 )
 """The models whose messages name file and line."""
+OF_THE_BATCH = "the answer to an image depends on the other images of its batch, first in "
+SUMMED = "the losses that {}, {} adds grow with the number of images"
+LINE = r"\S*more_than_weights.py:\d+"
+REFUSED_BY_THE_GRAPH = {
+    "centred": f"{OF_THE_BATCH}centred, {LINE}",
+    "batch_deviation": f"{OF_THE_BATCH}batch_deviation, {LINE}",
+    "standardized": f"{OF_THE_BATCH}standardized, {LINE}",
+    "softmax_of_the_batch": f"{OF_THE_BATCH}lambda, {LINE}",
+    "OwnNormalization": f"{OF_THE_BATCH}the input of own_normalization/dense",
+    "divided_by_the_largest": f"{OF_THE_BATCH}the input of dense",
+    "summed_loss": SUMMED.format("penalized", LINE),
+    "summed_loss_of_dropout": SUMMED.format("penalized", LINE),
+    "loss_for_each_image": SUMMED.format("penalized", LINE),
+    "loss_for_each_pair": SUMMED.format("penalized", LINE),
+    "SummedLoss": SUMMED.format("summed_loss", LINE),
+    "in_a_branch": rf"{HIDDEN} \(functional_1/inside_1/cond, {LINE}\)",
+    "in_a_loop": rf"{HIDDEN} \(functional_1/inside_1/while, {LINE}\)",
+    "in_a_function": rf"{HIDDEN} \(functional_1/inside_1/StatefulPartitionedCall, {LINE}\)",
+    "in_a_function_of_a_branch": rf"{HIDDEN} \(functional_1/inside_1/cond, {LINE}\)",
+    "layer_in_a_map": rf"{HIDDEN} \(functional_1/lambda_1/map/while, {LINE}\)",
+    "noisy_in_a_branch": rf"draws random numbers when it answers \(functional_1/.*, {LINE}\)",
+    "counted_in_python": rf"{ANOTHER_TRACE} \(functional_1/in_training_1/truediv/y, {LINE}\)",
+    "annealed_in_python": rf"{ANOTHER_TRACE} \(functional_1/in_training_1/map/while, {LINE}\)",
+    "first_call": rf"{ANOTHER_TRACE} \(functional_1/in_training_1/Tanh, {LINE}\)",
+    "fails_in_training": rf"raised ValueError in InTraining: .*\({LINE}\) when called in a graph "
+    "with training=True",
+    "key_error_in_training": rf"raised KeyError in InTraining: rate \({LINE}\) when called",
+    "branches_on_a_tensor_in_training": r"Error in InTraining: .* as a Python `bool` is not all"
+    rf".*\({LINE}\) when called",
+    "Auxiliary": "creates the weights auxiliary/dense_1/kernel, auxiliary/dense_1/bias when it is "
+    rf"first called with training=True \(auxiliary_1/dense_1_1/Cast, {LINE}, ",
+    "stateful": "the layer gru has stateful=True",
+    "drawn_without_generator": rf"a generator that is no part of the model \(.*, {LINE}\)",
+    "measured": rf"updates a metric of a layer \(functional_1/measured_1/Add, {LINE}, ",
+    "dictionary": "returns a dict with one tensor, and a classifier returns the tensor",
+    "Counted": f"counts, {LINE} creates its table while a graph is traced",
+    "own_strategy": "in the scope of a tf.distribute.Strategy of its own",
+}
+"""The models that need no second process to be refused. The messages are regular expressions."""
 SOUND = (
     "seeded",
     "augmented",
@@ -60,8 +104,25 @@ SOUND = (
     "named_set",
     "monte_carlo_of_keras",
     "deep",
+    "looked_up",
+    "mean_losses",
+    "helped",
+    "replaced_call",
 )
-QUICK = ("fourier", "Hidden", "MonteCarlo", "in_numpy", "augmented")
+QUICK = (
+    "fourier",
+    "Hidden",
+    "MonteCarlo",
+    "in_numpy",
+    "augmented",
+    "centred",
+    "summed_loss_of_dropout",
+    "in_a_branch",
+    "counted_in_python",
+    "fails_in_training",
+    "stateful",
+    "mean_losses",
+)
 
 
 def check(folder: Path, name: str) -> None:
@@ -89,6 +150,48 @@ def test_a_model_that_is_more_than_its_weights_is_refused(tmp_path, name):
 @pytest.mark.parametrize("name", select(*SOUND))
 def test_a_model_that_is_its_weights_passes(tmp_path, name):
     check(tmp_path, name)
+
+
+def check_in_this_process(name: str) -> None:
+    import keras
+
+    from pipeline_ops.training.check import check_model
+
+    keras.backend.clear_session()  # which numbers the names of layers
+    request = ModelCheckRequest(
+        config_file="/nowhere/digits.yaml",
+        train=Train(model=f"training.more_than_weights:{name}").model_dump(mode="json"),
+        task="classification",
+        image_shape=(12, 12, 1),
+        num_classes=5,
+    )
+    check_model(request)
+
+
+@pytest.mark.parametrize("name", select(*REFUSED_BY_THE_GRAPH))
+def test_a_model_whose_calls_show_that_it_is_more_is_refused(name):
+    with pytest.raises(ConfigError) as refused:
+        check_in_this_process(name)
+    message = str(refused.value)
+    assert message.startswith(f"train.model: training.more_than_weights:{name}")
+    assert re.search(REFUSED_BY_THE_GRAPH[name], message), message
+
+
+@pytest.mark.models
+def test_what_trains_as_in_keras_passes_the_check():
+    """The models of the table that every strategy is compared with."""
+    from training.keras_zoo import IMAGE_SHAPE, ZOO
+
+    from pipeline_ops.training.self_consistency import (
+        check_model_of_author,
+        list_images,
+        spread_weights,
+    )
+
+    for name, build in ZOO.items():
+        model = build()
+        spread_weights(model)
+        check_model_of_author(model, list_images((4, *IMAGE_SHAPE)), name)
 
 
 def test_a_candidate_that_answers_otherwise_than_the_trained_model_is_refused(

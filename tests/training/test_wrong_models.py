@@ -354,7 +354,7 @@ def test_a_callback_that_could_not_do_its_work_is_refused_with_the_reason(
         ),
         (
             {"model": "acme_vision.mistakes:raising"},
-            "train.model: acme_vision.mistakes:raising raised KeyError: 'width'. Correct it.",
+            "train.model: acme_vision.mistakes:raising raised KeyError: 'width' (",
         ),
     ],
 )

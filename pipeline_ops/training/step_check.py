@@ -142,9 +142,9 @@ def check_step(config: Train, steps: Steps) -> None:
         except ConfigError:  # refused for micro-batches alone, as assigned weights are
             return
         cure = (
-            "The replicas of a process share what a layer keeps in attributes, such as a counter, "
-            "a tensor or the losses that it has added. Let call depend on its arguments and on "
-            "weights alone, or train with one device for each worker"
+            "The replicas of a process share what a layer keeps in attributes, such as a tensor or "
+            "the losses that it adds, and take turns where they exchange values. Let call depend "
+            "on its arguments and weights alone, or train with one device for each worker"
         )
     else:
         return

@@ -13,22 +13,6 @@ def _make(image_shape, num_classes, body):
     return keras.Model(image, layers.Dense(num_classes, name="answer")(body(x)))
 
 
-class Warming(layers.Layer):
-    """Counts its calls in an attribute."""
-
-    count = 0
-
-    def call(self, x, training=False):
-        if not training:
-            return x
-        self.count += 1
-        return x / self.count
-
-
-def warming(image_shape, num_classes):
-    return _make(image_shape, num_classes, Warming())
-
-
 class Tap(layers.Layer):
     kept = None
 

@@ -38,7 +38,6 @@ def check(folder: Path, name: str, options: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "refusal"),
     [
-        ("warming", MIRRORED, SHARED),
         ("Skipping", TOGETHER, SHARED),
         ("penalized", TOGETHER, SHARED),
         ("penalized", GANG_OF_TWO_DEVICES | {"synchronized_batch_normalization": True}, SHARED),

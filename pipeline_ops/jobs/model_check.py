@@ -104,6 +104,7 @@ _CHECKED_KEYS = (
     "label_smoothing",
     "precision",
     "strategy",
+    "workers",
     "devices_per_worker",
     "synchronized_batch_normalization",
     "freeze",

@@ -130,3 +130,27 @@ class Shaking(layers.Layer):
 def shaking(image_shape, num_classes):
     """Draws with TensorFlow's generator, which repeats no number, and may."""
     return _make(image_shape, num_classes, Shaking())
+
+
+class Codes(layers.Layer):
+    """Assigns the mean of its batch to a weight."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def build(self, shape):
+        self.codes = self.add_weight(shape=shape[-1:], name="codes", **self.options)
+
+    def call(self, x, training=False):
+        if training:
+            self.codes.assign(0.9 * self.codes + 0.1 * tf.reduce_mean(x, 0))
+        return x + tf.tanh(self.codes.value)
+
+
+def coding(image_shape, num_classes):
+    return _make(image_shape, num_classes, Codes(trainable=True))
+
+
+def summing(image_shape, num_classes):
+    return _make(image_shape, num_classes, Codes(trainable=False, aggregation="sum"))

@@ -44,6 +44,9 @@ def check(folder: Path, name: str, options: dict) -> None:
         ("recomputing", SERVERS, SHARDED),
         ("recomputing", MESH, SHARDED),
         ("hiding", SERVERS, SHARDED),
+        ("coding", GANG, "/codes in each call, from its part of the batch"),
+        ("coding", MIRRORED, "/codes in each call, from its part of the batch"),
+        ("summing", GANG, '/codes with aggregation="sum" would grow'),
     ],
 )
 def test_a_step_that_is_another_one_is_refused(tmp_path, name, options, refusal):
@@ -71,6 +74,8 @@ def test_a_step_that_is_another_one_is_refused(tmp_path, name, options, refusal)
         ("spectral", MIRRORED),
         ("spectral", SERVERS),
         ("shaking", MIRRORED),
+        ("coding", ONE),
+        ("summing", ONE),
     ],
 )
 def test_a_step_that_is_the_same_one_passes(tmp_path, name, options):

@@ -81,9 +81,9 @@ GROUPS = {
             "pipeline_ops/system",
         ),
     ),
-    "training": Group(20, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
+    "training": Group(22, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
     "models": Group(
-        20,
+        26,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

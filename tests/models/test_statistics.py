@@ -16,7 +16,7 @@ from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.served.model import ServedClassifier
 from pipeline_ops.training.loop import SynchronousLoop
-from pipeline_ops.training.self_consistency import LayerSums
+from pipeline_ops.training.self_consistency import LayerMeans
 from pipeline_ops.training.warm_start import read_warm_start
 
 SHAPE = (8, 8, 3)
@@ -159,7 +159,7 @@ def test_a_saved_model_has_the_statistics_as_weights_also_after_the_check(build,
     model = build()
     weights = draw_weights(model)
     expected = tf.nn.softmax(expect(build_own, weights, tmp_path))
-    LayerSums(model, PIXELS)
+    LayerMeans(model, PIXELS)
     served = ServedClassifier(model, SHAPE)
     tf.saved_model.save(served, str(tmp_path / "saved"), signatures=served.signatures)
     model.set_weights(weights)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from config_files import write_config
 
+from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
@@ -243,3 +244,32 @@ def test_a_second_process_that_is_killed_is_no_fault_of_the_model(tmp_path):
         killed.set()
         thread.join()
     check(tmp_path, "augmented")
+
+
+def test_the_layer_of_the_page_passes_and_keeps_its_state():
+    import keras
+
+    from pipeline_ops.training.self_consistency import check_model_of_author, list_images
+
+    page = (CODE_ROOT / "docs" / "own-model.md").read_text()
+    [code] = re.findall(r"```python\n(class Centered.*?)```", page, re.DOTALL)
+    names: dict = {"keras": keras}
+    exec(code, names)
+    layer = names["Centered"]()
+    images = keras.Input((12, 12, 1))
+    x = layer(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images)))
+    model = keras.Model(images, keras.layers.Dense(5)(x))
+    check_model_of_author(model, list_images((4, 12, 12, 1)), "Centered")
+    model(np.full((2, 12, 12, 1), 255.0), training=True)
+    assert layer.center.numpy() == pytest.approx(0.1) and len(model.losses) == 1
+
+
+def test_keras_gives_all_layers_of_a_functional_model_one_training():
+    """As the page says, a call with another `training` does not freeze a normalization."""
+    import keras
+
+    image, base = keras.Input((4,)), keras.Sequential([keras.layers.BatchNormalization()])
+    model = keras.Model(image, base(image, training=False))
+    before = base.layers[0].moving_mean.numpy()
+    model(np.ones((2, 4)), training=True)
+    assert (base.layers[0].moving_mean.numpy() != before).all()

@@ -56,7 +56,7 @@ GROUPS = {
             "pipeline_ops/system/lease",
         ),
     ),
-    "hosts": Group(14, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "hosts": Group(18, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
     "kubernetes": Group(
         20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/launchers")
     ),
@@ -81,9 +81,9 @@ GROUPS = {
             "pipeline_ops/system",
         ),
     ),
-    "training": Group(22, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
+    "training": Group(20, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
     "models": Group(
-        26,
+        20,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

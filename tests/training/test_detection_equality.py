@@ -8,7 +8,7 @@ from gangs import train
 from scenes import AUGMENT, DETECTORS, SGD
 
 STEPS = 30
-pytestmark = [pytest.mark.models, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 """A test has up to four trainings."""
 
 MODELS = pytest.mark.parametrize("model", DETECTORS)

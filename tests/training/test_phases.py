@@ -105,7 +105,8 @@ def stopping_as_it_joins(job, name: str, seconds: float | None = None):
         while not process:
             with contextlib.suppress(AssertionError):
                 process = find_worker(job, name)
-        while not job.attempt.worker_progress(name).exists():
+        progress = job.attempt.worker_progress(name)
+        while not (progress.exists() and progress.stat().st_size):
             time.sleep(0.001)
         process.suspend()
         if seconds is not None:

@@ -202,8 +202,13 @@ class ShardedLoop(Loop):
         found = tape.gradient(loss, [*values, *scope.assigned.values()])
         gradients = found[: len(values)]
         for position, more in zip(scope.assigned, found[len(values) :], strict=True):
-            own = gradients[position]
-            gradients[position] = own if more is None else more if own is None else own + more
+            # Rows that are looked up have sparse gradients, which cannot be added to dense ones.
+            known = [
+                tf.convert_to_tensor(each)
+                for each in (gradients[position], more)
+                if each is not None
+            ]
+            gradients[position] = tf.add_n(known) if known else None
         old = {id(variable): value for variable, value in others}
         with self._explain_calls():
             changes = [

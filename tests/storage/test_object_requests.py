@@ -1,4 +1,4 @@
-"""What a store's answer means depends on its status and code, never on the name of the object."""
+"""The meaning of a store's answer depends on its status and code, never on the object's name."""
 
 from __future__ import annotations
 

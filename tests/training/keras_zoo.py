@@ -61,6 +61,19 @@ class Unused(layers.Layer):
         return x * tf.stop_gradient(self.stopped.value)
 
 
+class AssignedRows(layers.Layer):
+    """Looks rows of a table up before and after it assigns the table."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(10, shape[-1]), name="table")
+
+    def call(self, x, training=False):
+        x = x + tf.gather(self.table.value, [0, 2, 2, 4, 4, 4, 6, 7, 0])
+        if training:
+            self.table.assign(0.99 * self.table)
+        return x * (1 + tf.gather(self.table.value, [1, 1, 3, 5, 0, 4, 6, 9, 0]))
+
+
 class Codes(layers.Layer):
     """Assigns a weight that learns from its batch, as a codebook of moving means."""
 
@@ -375,6 +388,7 @@ ZOO: dict[str, Callable[[], keras.Model]] = {
         layers.Dense(NUM_CLASSES, name="answer", dtype="float32"),
     ),
     "int8 layer": _quantized,
+    "assigned rows": lambda: _make(lambda x: layers.Flatten()(AssignedRows()(_tokens(x)))),
 }
 
 TOGETHER = {"BatchNormalization, synchronized", "own moving state, with a mean"}

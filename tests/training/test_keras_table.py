@@ -99,6 +99,8 @@ def find_refusal(row: Row) -> str | None:
     several, replicas = row.micro_batches > 1, REPLICAS[row.place]
     if row.model == "SpectralNormalization" and several:
         return "assigns spectral_normalization/dense"
+    if row.model == "assigned rows" and several:
+        return "assigns assigned_rows/table"
     if row.model == "codes that learn" and (several or replicas > 1):
         return "assigns codes/codes in each call"
     if row.model == "summed state" and replicas > 1:

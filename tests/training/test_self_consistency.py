@@ -265,7 +265,7 @@ def test_the_layer_of_the_page_passes_and_keeps_its_state():
 
 
 def test_keras_gives_all_layers_of_a_functional_model_one_training():
-    """As the page says, a call with another `training` does not freeze a normalization."""
+    """A call with another `training` does not freeze a normalization, as the page says."""
     import keras
 
     image, base = keras.Input((4,)), keras.Sequential([keras.layers.BatchNormalization()])

@@ -281,7 +281,23 @@ class Piecewise(LearningRateSchedule):
         return self
 
 
-AnySchedule = Annotated[Constant | Cosine | Exponential | Piecewise, Field(discriminator="type")]
+class OwnSchedule(LearningRateSchedule):
+    """A schedule of Keras, or of the author's own.
+
+    Example: `function: keras.optimizers.schedules:PolynomialDecay`.
+    """
+
+    type: Literal["own"]
+    function: UserFunction
+    """A function of the step and the number of all steps that returns a factor. Or a subclass of
+    Keras's `LearningRateSchedule`, which returns the learning rate itself: `learning_rate` is 1."""
+    arguments: dict[str, Any] = {}
+    """Arguments of the class, or keyword arguments of the function."""
+
+
+AnySchedule = Annotated[
+    Constant | Cosine | Exponential | Piecewise | OwnSchedule, Field(discriminator="type")
+]
 
 
 class Clip(Section):
@@ -316,10 +332,40 @@ _OPTIMIZERS_WITH = {
 """The optimizers that have a key."""
 
 
+OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd")
+_OPTIONS_OF_OURS = {
+    "learning_rate": "optimizer.learning_rate",
+    **dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue"), "optimizer.clip"),
+    **dict.fromkeys(("use_ema", "ema_momentum"), "optimizer.average_weights"),
+    "gradient_accumulation_steps": "micro_batches, which takes the parts of one batch in turn",
+    "loss_scale_factor": "precision: float16, which scales the loss",
+}
+"""The arguments of Keras's optimizers that have keys of their own."""
+
+
+def _check_optimizer(name: str) -> str:
+    if name in OPTIMIZERS:
+        return name
+    if not is_user_function(name):
+        raise ValueError(
+            f"must be one of {', '.join(OPTIMIZERS)}, or a class such as keras.optimizers:Lion, "
+            f"got {name!r}"
+        )
+    return check_function(name)
+
+
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = per_run_field("adam")
+    name: Annotated[str, AfterValidator(_check_optimizer)] = per_run_field(
+        "adam",
+        run_pattern="|".join(OPTIMIZERS),
+        run_pattern_description=f"one of {', '.join(OPTIMIZERS)}",
+    )
+    """adam, adamw, rmsprop or sgd. Or any optimizer of Keras, `keras.optimizers:Lion`, and a class
+    or a function of your own that makes one. `class` is another word for this key."""
+    arguments: dict[str, Any] = advanced_field({})
+    """Arguments for an optimizer by class or function, besides `learning_rate`."""
     learning_rate: float = per_run_field(1e-3, rank=2, gt=0, le=10)
     """Size of the optimizer's steps. The schedule multiplies it with its factors."""
     momentum: float = per_run_field(0.0, ge=0, lt=1)
@@ -345,8 +391,50 @@ class Optimizer(Section):
     up: in step t it is at most (1 + t) / (10 + t), so that the average of a short training does not
     consist of initial weights."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_class(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "class" not in value:
+            return value
+        others, path = {**value}, str(value["class"])
+        del others["class"]
+        if "name" in others:
+            raise ValueError(f"name ({others['name']}) and class ({path}) say the same. Use one.")
+        module, _, name = path.rpartition("." if ":" not in path else ":")
+        return others | {"name": f"{module}:{name}"}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `name` is the path of a class or a function."""
+        return is_user_function(self.name)
+
+    def _validate_own(self) -> None:
+        """Checks which keys an optimizer by class may have."""
+        for argument in self.arguments.keys() & _OPTIONS_OF_OURS.keys():
+            raise FieldError(
+                f"arguments.{argument}", f"has a key of its own. Use {_OPTIONS_OF_OURS[argument]}."
+            )
+        if not self.is_own:
+            if self.arguments:
+                raise ValueError(
+                    f"arguments are for an optimizer by class, got them with {self.name}. Write "
+                    f"name: keras.optimizers:{self.name.upper() if self.name == 'sgd' else 'Adam'}"
+                )
+            return
+        for name in ("momentum", "rho", "nesterov", "epsilon", "weight_decay"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise FieldError(name, f"belongs into arguments, because {self.name} is a class")
+
     @model_validator(mode="after")
     def _validate_combination(self) -> Optimizer:
+        self._validate_own()
+        function = self.schedule.function if isinstance(self.schedule, OwnSchedule) else ""
+        if function.startswith("keras.") and self.learning_rate != 1:
+            raise FieldError(
+                "learning_rate",
+                f"must be 1, because {function} gives the learning rate itself, "
+                f"got {self.learning_rate:g}",
+            )
         if self.momentum and self.name not in ("sgd", "rmsprop"):
             raise ValueError(
                 f"momentum is for the optimizers sgd and rmsprop, got it with {self.name}"
@@ -502,6 +590,10 @@ class Train(TaskSection):
     """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
     function's name, next to accuracy. What is monitored, searched for or compared needs its better
     direction: `my_package.my_module:metric: {mode: min}`, or max."""
+    step: UserFunction | None = advanced_field(None)
+    """`my_package.my_module:step`, a function that takes a training step: of the model, its
+    optimizer, a batch of images and labels, and `tf.distribute.ReplicaContext`. It returns its
+    figures by name (docs/own-model.md). Null is the step of the model, if it has one."""
     strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
     min_workers: int | None = operational_field(None, ge=1, le=1024, is_advanced=True)

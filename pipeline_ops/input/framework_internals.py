@@ -76,7 +76,9 @@ for _path in (
     "tensorflow:compat.v1.ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
     "keras:Layer._flatten_layers",
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
+    "keras:optimizers.Optimizer._backend_apply_gradients",
     "keras:optimizers.Optimizer._update_model_variables_moving_average",
+    "keras:Model._symbolic_build",
 ):
     _find(_path)
 CollectiveAllReduceExtended = importlib.import_module(_COLLECTIVE).CollectiveAllReduceExtended
@@ -147,6 +149,26 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
 def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes `apply_gradients` take gradients that are summed over all replicas already."""
     optimizer._all_reduce_sum_gradients = lambda gradients: gradients
+
+
+def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer add up gradients over all replicas before it clips them."""
+    update, add_up = optimizer._backend_apply_gradients, optimizer._all_reduce_sum_gradients
+
+    def update_with_sums(gradients: Any, variables: Any) -> None:
+        sums = [gradient for gradient, _ in add_up(zip(gradients, variables, strict=True))]
+        update(sums, variables)
+
+    optimizer._backend_apply_gradients = update_with_sums
+    keep_gradients(optimizer)
+
+
+def build_compiled_parts(model: keras.Model, batch: Any) -> None:
+    """Creates the variables of a compiled model's loss, metrics and optimizer, as `fit` does.
+
+    `batch` are images and labels, of which only shapes and types count.
+    """
+    model._symbolic_build(data_batch=batch)
 
 
 def get_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable]]:

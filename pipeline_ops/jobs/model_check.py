@@ -108,6 +108,10 @@ _CHECKED_KEYS = (
     "devices_per_worker",
     "synchronized_batch_normalization",
     "freeze",
+    "step",
+    "micro_batches",
+    "class_weights",
+    "xla",
 )
 _MODULE, _TRIAL_MODULE = "pipeline_ops.training.check", "pipeline_ops.served.trial"
 _VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")

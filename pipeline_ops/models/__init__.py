@@ -40,10 +40,10 @@ _POLICIES = {
     "bfloat16": keras.DTypePolicy("mixed_bfloat16"),
     "float16": keras.DTypePolicy("mixed_float16"),
 }
+_STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 _METHODS_OF_FIT = (
-    *("train_step", "test_step", "predict_step", "compute_loss", "stateless_compute_loss"),
-    *("compute_metrics", "make_train_function", "make_test_function", "make_predict_function"),
-    *("fit", "evaluate", "predict"),
+    *("predict_step", "stateless_compute_loss", "make_train_function", "make_test_function"),
+    *("make_predict_function", "fit", "evaluate", "predict"),
 )
 _PER_EXAMPLE_HINT = (
     "Write a function of labels and logits that returns a value for each example: "
@@ -98,6 +98,7 @@ def build_model(
         _leave_dropout_out(model)
     if is_own:
         _refuse_parts_of_fit(model, config.model)
+    if is_own and not (for_training and has_own_step(model, config)):
         return_logits(model, config.model, image_shape, num_classes)
     if config.synchronized_batch_normalization and for_training:
         _synchronize_batch_normalization(config, model)
@@ -156,34 +157,36 @@ def _explain_old_keras(model: Any) -> str:
     )
 
 
-def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
-    """Raises ConfigError for own parts of `fit` and for `compile`, which the training replaces.
+def list_own_parts(model: keras.Model) -> list[str]:
+    """Lists the parts of a step of `fit` that are the author's own, `compile` among them.
 
     Those of inner models are not called by `fit`, either.
     """
+    parts = [method for method in _STEP_METHODS if _has_own(model, method)]
+    is_compiled = model.compiled is True  # an author may have a layer of this name
+    return [*parts, *["compile"] * is_compiled]
+
+
+def has_own_step(model: keras.Model, config: Train) -> bool:
+    """Returns whether the steps of a training are the author's own (`training/own_step.py`)."""
+    return config.step is not None or bool(list_own_parts(model))
+
+
+def _has_own(model: keras.Model, method: str) -> bool:
+    replaced = vars(model).get(method)  # perhaps by a layer of this name
+    is_function = callable(replaced) and not isinstance(replaced, keras.Layer)
+    return is_function or getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
+    """Raises ConfigError for own parts of `fit` that nothing calls here."""
     for method in _METHODS_OF_FIT:
-        is_own = getattr(type(model), method) is not getattr(keras.Model, method)
-        replaced = vars(model).get(method)  # perhaps by a layer of this name
-        if is_own or (callable(replaced) and not isinstance(replaced, keras.Layer)):
+        if _has_own(model, method):
             raise ConfigError(
                 f"train.model: {name}: {type(model).__name__}.{method} would never be called, "
                 "because the training has a loop of its own, and answers are those of call. Use "
-                "train.loss, train.metrics and train.callbacks, or add_loss in call."
+                "train_step, test_step and call."
             )
-    if model.compiled is True:  # an author may have a layer of this name
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        given = {"optimizer": optimizer, "loss": getattr(model, "loss", None)}
-        listed = ", ".join(f"{key}={_name(each)}" for key, each in given.items() if each)
-        raise ConfigError(
-            f"train.model: {name}: compile({listed}) has no effect, because train.optimizer and "
-            "train.loss decide. Set these, and remove compile (or load_model with compile=False)."
-        )
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, str | list | tuple | dict):
-        return repr(value)
-    return getattr(value, "__name__", type(value).__name__)
 
 
 def _leave_dropout_out(model: keras.Model) -> None:

@@ -65,21 +65,21 @@ class Classification:
         figures: Sequence[str] = (),
         num_classes: int = 0,
     ):
-        self._image_shape = image_shape
-        self._figures, self._num_classes = tuple(figures), num_classes
+        self.image_shape = image_shape
+        self._figures, self.num_classes = tuple(figures), num_classes
         # Of each figure `top_3_accuracy`, the number.
         self._tops = [int(name.split("_")[1]) for name in figures if name.startswith("top_")]
         self.num_counts = 3 * num_classes + len(self._tops) if figures else 0
         self._class_weights, self._label_smoothing = class_weights, label_smoothing
-        self._loss, self._metrics = loss, dict(metrics or {})
-        self.metrics = ("accuracy", *self._metrics)
+        self.loss, self.own_metrics = loss, dict(metrics or {})
+        self.metrics = self.validation_metrics = ("accuracy", *self.own_metrics)
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns images uint8 [b, H, W, C] and labels int64 [b]. Parsing a whole batch costs half
         as much as parsing one by one.
         """
         features = tf.io.parse_example(serialized_b, _FEATURES)
-        return decode_images(features[ENCODED], self._image_shape), features[LABEL]
+        return decode_images(features[ENCODED], self.image_shape), features[LABEL]
 
     def list_classes(self, labels: tf.Tensor) -> tf.Tensor:
         return labels[:, None]
@@ -92,7 +92,10 @@ class Classification:
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
         metrics = [
             correct,
-            *(compute_per_example(name, fn, labels, logits) for name, fn in self._metrics.items()),
+            *(
+                compute_per_example(name, fn, labels, logits)
+                for name, fn in self.own_metrics.items()
+            ),
         ]
         sums = tf.stack([tf.reduce_sum(values) for values in metrics])
         if not training:
@@ -117,7 +120,7 @@ class Classification:
         answers, once = tf.argmax(logits, axis=-1), tf.ones_like(labels, tf.float32)
         right = tf.cast(tf.equal(answers, labels), tf.float32)
         counts = [
-            tf.math.unsorted_segment_sum(values, classes, self._num_classes)
+            tf.math.unsorted_segment_sum(values, classes, self.num_classes)
             for values, classes in ((right, labels), (once, answers), (once, labels))
         ]
         own = tf.gather(logits, labels, batch_dims=1)[:, None]
@@ -132,8 +135,8 @@ class Classification:
         """Returns the figures. Means leave out classes without examples. 0 / 0 is 0."""
         if not self._figures:
             return {}
-        by_class, tops = np.split(counts.astype(np.float64), [3 * self._num_classes])
-        right, predicted, support = by_class.reshape(3, -1)[:, by_class[-self._num_classes :] > 0]
+        by_class, tops = np.split(counts.astype(np.float64), [3 * self.num_classes])
+        right, predicted, support = by_class.reshape(3, -1)[:, by_class[-self.num_classes :] > 0]
         num_examples = max(support.sum(), 1.0)
         found = {
             f"top_{k}_accuracy": top / num_examples for k, top in zip(self._tops, tops, strict=True)
@@ -147,8 +150,8 @@ class Classification:
         return {name: float(found.get(name, 0.0)) for name in self._figures}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
-        if self._loss is not None:
-            return compute_per_example("train.loss", self._loss, labels, logits)
+        if self.loss is not None:
+            return compute_per_example("train.loss", self.loss, labels, logits)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
             # The cross-entropy against all classes alike.
@@ -179,12 +182,19 @@ def compute_per_example(
 def return_logits(
     model: keras.Model, name: str, image_shape: tuple[int, int, int], num_classes: int
 ) -> None:
-    """Checks the outputs of a built classifier, and makes it return logits if they are
-    probabilities.
+    """Makes a built classifier return logits, also if it ends in probabilities."""
+    end = find_end(model, name, image_shape, num_classes)
+    model.call = functools.partial(compute_logits, model.call, name, num_classes, end)
 
-    The end of its graph says what they are. A softmax there is left out, and so is the sigmoid of a
-    single output for two classes. The weights and their names stay the same. `name` is the value of
-    `train.model`, for messages.
+
+def find_end(
+    model: keras.Model, name: str, image_shape: tuple[int, int, int], num_classes: int
+) -> End:
+    """Checks the outputs of a built classifier. Returns the end of its graph.
+
+    The end says what the outputs are. `compute_logits` leaves a softmax there out, and so the
+    sigmoid of a single output for two classes. The weights and their names stay the same. `name` is
+    the value of `train.model`, for messages.
     """
     call = tf.function(lambda images: model(images, training=False), autograph=False)
     traced = call.get_concrete_function(tf.TensorSpec((None, *image_shape)))
@@ -207,10 +217,10 @@ def return_logits(
             f"train.model: {name} ends in sigmoid (its outputs are several labels for an image). "
             "A classifier chooses one class: end the model with softmax or without an activation"
         )
-    model.call = functools.partial(_compute_logits, model.call, name, num_classes, _End.of(end))
+    return End.of(end)
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """The end of a graph of a model."""
 
     kind: str
@@ -218,12 +228,19 @@ class _End(NamedTuple):
     place: str
     is_made_of: bool
     """Whether what it takes has results of the same kind of operation, changed one by one."""
+    num_outputs: int
+    """The numbers for each image: 1 for the sigmoid of a single output."""
+
+    @property
+    def is_probability(self) -> bool:
+        return self.kind in _PROBABILITIES
 
     @classmethod
-    def of(cls, operation: tf.Operation) -> _End:
+    def of(cls, operation: tf.Operation) -> End:
         kind = operation.type
         is_made_of = kind in _PROBABILITIES and _has_results(operation.inputs[0].op, kind)
-        return cls(kind, f"{kind} ({operation.name})", is_made_of)
+        place = f"{kind} ({operation.name})"
+        return cls(kind, place, is_made_of, operation.outputs[0].shape[-1])
 
 
 def _find_end(outputs: tf.Tensor) -> tf.Operation:
@@ -240,11 +257,11 @@ def _find_end(outputs: tf.Tensor) -> tf.Operation:
     return operation
 
 
-def _compute_logits(
+def compute_logits(
     call: Callable[..., tf.Tensor],
     name: str,
     num_classes: int,
-    end: _End,
+    end: End,
     *arguments: Any,
     **options: Any,
 ) -> tf.Tensor:
@@ -255,7 +272,7 @@ def _compute_logits(
     """
     outputs = call(*arguments, **options)
     if tf.executing_eagerly():
-        if end.kind not in _PROBABILITIES:
+        if not end.is_probability:
             return outputs
         probabilities = tf.cast(outputs, tf.float32)
         if outputs.shape[-1] < num_classes:
@@ -265,9 +282,9 @@ def _compute_logits(
     else:
         found = _find_end(tf.nest.flatten(outputs)[0])
         _require_logits(found, end, name)
-        if found.type == end.kind and end.kind in _PROBABILITIES:
+        if found.type == end.kind and end.is_probability:
             outputs = tf.reshape(found.inputs[0], [-1, outputs.shape[-1]])
-        elif end.kind not in _PROBABILITIES:
+        elif not end.is_probability:
             return outputs
     if outputs.shape[-1] < num_classes:  # the logit of the second class against the first
         outputs = tf.concat([tf.zeros_like(outputs), outputs], axis=-1)
@@ -281,7 +298,7 @@ class _UnequalEndsError(ConfigError):
         super().__init__(message.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or message)
 
 
-def _require_logits(found: tf.Operation, end: _End, name: str) -> None:
+def _require_logits(found: tf.Operation, end: End, name: str) -> None:
     """Raises ConfigError if the training would take probabilities for logits.
 
     A model that answers with probabilities may return its logits in training, but not probabilities
@@ -289,7 +306,7 @@ def _require_logits(found: tf.Operation, end: _End, name: str) -> None:
     """
     if found.type == end.kind:
         return
-    changed = end.kind in _PROBABILITIES and _has_results(found, end.kind) and not end.is_made_of
+    changed = end.is_probability and _has_results(found, end.kind) and not end.is_made_of
     if changed or found.type in _PROBABILITIES:
         raise _UnequalEndsError(
             f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "

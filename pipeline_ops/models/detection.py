@@ -186,7 +186,8 @@ class Detection:
     ):
         self._num_counted = choose_num_counted(most_boxes, [head.max_detections])
         self._class_weights = class_weights
-        self._image_shape, self.head, self.metrics = image_shape, head, head.metrics
+        self._image_shape, self.head = image_shape, head
+        self.metrics = self.validation_metrics = head.metrics
         self._figures = tuple(figures)
         self._ends = np.cumsum([head.num_classes * _count_columns(name) for name in figures])
         self.num_counts = int(self._ends[-1])

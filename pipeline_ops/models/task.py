@@ -7,6 +7,7 @@ strategy.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,8 +34,8 @@ class BatchSums(NamedTuple):
 
 
 def zero_sums(task: Task, training: bool) -> BatchSums:
-    num_counts = 0 if training else task.num_counts + 1
-    return BatchSums(tf.zeros([]), tf.zeros([len(task.metrics) + num_counts]), tf.zeros([]))
+    size = len(task.metrics) if training else len(task.validation_metrics) + task.num_counts + 1
+    return BatchSums(tf.zeros([]), tf.zeros([size]), tf.zeros([]))
 
 
 def add_sums(first: BatchSums, second: BatchSums) -> BatchSums:
@@ -42,9 +43,11 @@ def add_sums(first: BatchSums, second: BatchSums) -> BatchSums:
 
 
 class Task(Protocol):
-    """One kind of model. `metrics` names the figures besides the loss."""
+    """One kind of model. `metrics` names the figures of a step besides the loss."""
 
     metrics: tuple[str, ...]
+    validation_metrics: tuple[str, ...]
+    """The same of an evaluation. They differ where the author's code computes both."""
     num_counts: int
     """The number of counts of an evaluation, from which `compute_from_counts` computes figures that
     are not means over a batch.
@@ -84,21 +87,22 @@ class Task(Protocol):
         ...
 
 
-def compute_means(task: Task, sums: BatchSums) -> dict[str, float]:
-    """Returns `loss` and the task's metrics."""
-    totals = zip(("loss", *task.metrics), (sums.loss, *sums.metrics), strict=False)
+def compute_means(names: Sequence[str], sums: BatchSums) -> dict[str, float]:
+    """Returns `loss` and the metrics of these names."""
+    totals = zip(("loss", *names), (sums.loss, *sums.metrics), strict=False)
     return {name: float(total) / max(float(sums.count), 1.0) for name, total in totals}
 
 
 def compute_figures(task: Task, sums: BatchSums) -> dict[str, float]:
     """Returns the means of an evaluation, and its figures that are not means."""
-    counts = np.asarray(sums.metrics[len(task.metrics) : -1])
-    return compute_means(task, sums) | task.compute_from_counts(counts)
+    names = task.validation_metrics
+    counts = np.asarray(sums.metrics[len(names) : -1])
+    return compute_means(names, sums) | task.compute_from_counts(counts)
 
 
 def count_answers_not_finite(task: Task, sums: BatchSums) -> int:
     """Returns the number of examples of an evaluation whose answer is not finite."""
-    return int(sum(sums.metrics[len(task.metrics) :][-1:]))
+    return int(sum(sums.metrics[len(task.validation_metrics) :][-1:]))
 
 
 def judge_examples(task: Task, outputs: Any, labels: Any) -> tf.Tensor:

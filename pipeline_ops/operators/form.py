@@ -94,7 +94,10 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
     if field.key in config.per_run and not _allows_folders(config, field):
         others = [allowed for allowed in config.per_run[field.key] if allowed != value]
         schema["enum"] = [value, *others]
-    if field.run_pattern and field.key not in config.per_run:
+    choices = field.run_pattern.split("|")
+    if field.key not in config.per_run and all(map(str.isidentifier, choices)):
+        schema["enum"] = [value, *(choice for choice in choices if choice != value)]
+    elif field.run_pattern and field.key not in config.per_run:
         schema["allOf"] = [
             {"anyOf": [{"pattern": f"^({field.run_pattern})$"}, {"enum": [value, None]}]}
         ]

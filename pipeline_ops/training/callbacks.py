@@ -109,8 +109,9 @@ class KerasCallbacks:
     """The callbacks of `train.callbacks` on this worker.
 
     All workers make the same calls in the same order, because each reads the weights of the loop.
-    `model` is compiled, belongs to no strategy, and has the loop's variables in the loop's order.
-    It is None without callbacks. `params` are those that callbacks get from `fit`.
+    `shown` is a model and the variables of its optimizer. The model is compiled, belongs to no
+    strategy, and has the loop's variables in the loop's order. It is None without callbacks.
+    `params` are those that callbacks get from `fit`.
     """
 
     def __init__(
@@ -118,13 +119,14 @@ class KerasCallbacks:
         config: Train,
         config_folder: Path,
         loop: Loop,
-        model: keras.Model | None,
+        shown: tuple[keras.Model, Sequence[Any]] | None,
         folder: Path,
         is_chief: bool,
         params: Mapping[str, int],
     ):
         self._loop, self._is_chief = loop, is_chief
-        self._model: Any = model
+        self._model: Any = shown and shown[0]
+        self._optimizer_variables = shown[1] if shown else []
         self._lists: list[_NamedList] = []
         self._shown: Arrays = []
         self._shown_step: int | None = None
@@ -132,7 +134,7 @@ class KerasCallbacks:
             callbacks = load_callbacks(path, arguments, config, config_folder)
             self._lists.append(_NamedList(path, callbacks, folder))
         for each in self._get_own():
-            each.open(model, params)
+            each.open(self._model, params)
         self.has_batch_hooks = any(each.has_batch_hooks for each in self._lists)
         """Whether a callback is called for each step, so that each step is a call of its own."""
 
@@ -199,22 +201,23 @@ class KerasCallbacks:
         if self._shown_step != state.step:
             weights, optimizer_values = self._loop.get_views()
             self._shown = [np.array(value) for value in weights]
-            optimizer = self._model.optimizer
             pairs = [*zip(self._model.weights, self._shown, strict=True)]
-            pairs += zip(optimizer.variables, optimizer_values, strict=True)
+            pairs += zip(self._optimizer_variables, optimizer_values, strict=True)
             for variable, value in pairs:
                 variable.assign(value)
             self._shown_step = state.step
-        self._model.optimizer.learning_rate = state.learning_rate
+        if self._loop.learning_rate is not None:
+            self._model.optimizer.learning_rate = state.learning_rate
         self._model.stop_training = state.stopped_early
 
     def _take_changes(self, state: TrainingState, keep_weights: bool) -> list[str]:
         """Puts what a callback has changed into the training. Returns what that was."""
         changes = []
-        rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
-        if rate != float(np.float32(state.learning_rate)):
-            state.learning_rate = rate
-            changes.append("the learning rate")
+        if self._loop.learning_rate is not None:
+            rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))
+            if rate != float(np.float32(state.learning_rate)):
+                state.learning_rate = rate
+                changes.append("the learning rate")
         if self._model.stop_training and not state.stopped_early:
             state.stopped_early = True
             changes.append("the end of the training")

@@ -32,7 +32,7 @@ else:
     import keras
     import tensorflow as tf
 
-    from pipeline_ops.models import build_model, load_per_example, make_head
+    from pipeline_ops.models import build_model, has_own_step, load_per_example, make_head
     from pipeline_ops.models.classification import (
         Classification,
         compute_per_example,
@@ -78,14 +78,21 @@ def check_model(
         if is_own:
             spread_weights(model)
             check_model_of_author(model, images, name)
-    if is_own and work is not None and request.task == "classification":
-        check_twin(model, images, name, work, request.model_dump_json().encode())
-        if not draws_unrepeatably(model, images, name):
+    if (is_own or config.step) and work is not None and request.task == "classification":
+        if is_own:
+            check_twin(model, images, name, work, request.model_dump_json().encode())
+        if has_own_step(model, config) or not draws_unrepeatably(model, images, name):
             loss, _ = load_user_functions(config, folder)
-            task = Classification(request.image_shape, None, config.label_smoothing, loss)
+            task = Classification(
+                request.image_shape,
+                None,
+                config.label_smoothing,
+                loss,
+                num_classes=request.num_classes,
+            )
             with convert_user_errors(name, True):
                 build = functools.partial(build_model, config, *size, folder, True)
-                check_step(config, Steps(config, task, build, *size))
+                check_step(config, Steps(config, task, build, *size, folder))
     model.set_weights(initial)
     outputs = model(images, training=False)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])

@@ -23,6 +23,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import keras
@@ -170,7 +171,10 @@ class Loop(abc.ABC):
     """Whether the functions of a step are traced, as far as that can be done before a step."""
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
-        self.model, self._task, self._config = model, task, config
+        self.model, self._config = model, config
+        self.task = self._task = task
+        self.learning_rate: float | None = config.learning_rate
+        """The rate before schedule and callbacks. None if the author's code has a schedule."""
         self._generators, self._states = SeedGenerators(model), find_states(model)
         self._unused: set[int] = set()
         """The trainable variables on which the loss does not depend, known once it is traced."""
@@ -227,7 +231,15 @@ class Loop(abc.ABC):
         All workers call it alike.
         """
         self.assign(weights)
-        return [np.asarray(each) for each in tf.nest.flatten(self.model(images, training=False))]
+        return [np.asarray(each) for each in tf.nest.flatten(self._answer(images))]
+
+    def _answer(self, images: tf.Tensor) -> Any:
+        """Returns the outputs for float32 images: the logits of a classifier."""
+        return self.model(images, training=False)
+
+    def read_learning_rate(self) -> float:
+        """Returns the rate of the next step, where `learning_rate` is None."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def judge(self, batches: Iterable[Any]) -> np.ndarray:
@@ -244,12 +256,11 @@ class Loop(abc.ABC):
     def _write(self, variable: Any, value: np.ndarray) -> None: ...
 
     def _compute_evaluation_sums(self, features: Any, labels: Any) -> BatchSums:
-        return self._task.compute_batch_sums(
-            self.model(cast_to_float(features), training=False), labels, training=False
-        )
+        outputs = self._answer(cast_to_float(features))
+        return self._task.compute_batch_sums(outputs, labels, training=False)
 
     def _compute_verdicts(self, features: Any, labels: Any) -> tf.Tensor:
-        outputs = self.model(cast_to_float(features), training=False)
+        outputs = self._answer(cast_to_float(features))
         return judge_examples(self._task, outputs, labels)
 
     def _accumulate(self, differentiate: Differentiate, features: Any, labels: Any) -> PartResult:
@@ -400,22 +411,26 @@ class SynchronousLoop(Loop):
     """The loop in which all replicas take each step together, with a model of their strategy."""
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, model: keras.Model, task: Task, config: Train
+        self,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        task: Task,
+        config: Train,
+        folder: Path = Path(),  # noqa: B008  (immutable)
     ):
         super().__init__(model, task, config)
-        self._strategy = strategy
-        with strategy.scope():
-            self.optimizer = make_optimizer(config.optimizer, config.precision == "float16")
-            self.optimizer.build(model.trainable_variables)
-        self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        keep_gradients(self._inner)
-        self._weights, self._optimizer_variables = model.weights, self.optimizer.variables
-        self._optimizer_paths = [variable.path for variable in self.optimizer.variables]
-        trained = model.trainable_variables
-        averages = zip(trained, get_slots(self._inner).get("averages", trained), strict=True)
-        average_of = {id(variable): average for variable, average in averages}
-        self._best_weights = [average_of.get(id(each), each) for each in self._weights]
+        self._folder = folder
+        """That of the author's modules."""
+        self._strategy, self._weights = strategy, model.weights
         self._local_replicas = count_local_replicas(strategy)
+        self._optimizer_variables = self._make_optimizers()
+        self._optimizer_paths = [
+            each.path if isinstance(each, keras.Variable) else each.name
+            for each in self._optimizer_variables
+        ]
+        average_of = self._find_averages()
+        self._best_weights = [average_of.get(id(each), each) for each in self._weights]
+        self._has_averages = any(map(operator.is_not, self._best_weights, self._weights))
         self._is_on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         # TensorFlow refuses its clock where all operations have to be repeatable.
         self._has_clock = not self._is_on_tpu and "determinism" not in config.debug
@@ -425,7 +440,7 @@ class SynchronousLoop(Loop):
         self._is_trainable = [(each, each.trainable) for each in flagged]
         self._frozen: set[int] = set()
         self._num_parts = strategy.num_replicas_in_sync * config.micro_batches
-        summed = [each.path for each in model.variables if each.aggregation == "sum"]
+        summed = [each.path for each in model.weights if each.aggregation == "sum"]
         if strategy.num_replicas_in_sync > 1 and summed:
             raise ConfigError(
                 f'train.model: {config.model}: {", ".join(summed)} with aggregation="sum" would '
@@ -435,6 +450,24 @@ class SynchronousLoop(Loop):
         if self._num_parts == 1:
             self._states = []  # the layers' own assignments are enough
         self._prepare_step()
+
+    def _make_optimizers(self) -> Sequence[Any]:
+        """Makes the optimizer of the gradients that a step has summed. Returns its variables."""
+        with self._strategy.scope():
+            self.optimizer = make_optimizer(
+                self._config.optimizer, self._config.precision == "float16", self._folder
+            )
+            self.optimizer.build(self.model.trainable_variables)
+        self._inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        keep_gradients(self._inner)
+        variables: Sequence[Any] = self.optimizer.variables
+        return variables
+
+    def _find_averages(self) -> dict[int, keras.Variable]:
+        """Returns the averages that an optimizer keeps, by the ids of the weights."""
+        trained = self.model.trainable_variables
+        averages = get_slots(self._inner).get("averages", trained)
+        return {id(each): average for each, average in zip(trained, averages, strict=True)}
 
     def _prepare_step(self) -> None:
         """Makes the functions of a step, which are traced when they are called first."""
@@ -546,7 +579,7 @@ class SynchronousLoop(Loop):
             with tf.device("CPU:0"):
                 ended = tf.maximum(begun, ended)
             wait = read_clock(tf.nest.flatten(batch)[0], is_timed, ended)
-            self._inner.learning_rate.value.assign(learning_rates[number])
+            self._set_learning_rate(learning_rates[number])
             taken, communication = self._get_first(  # the same on every replica
                 self._strategy.run(self._step, args=(*batch, first + number, stop, is_timed))
             )
@@ -569,6 +602,9 @@ class SynchronousLoop(Loop):
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
         return sums, are_finite([*weights, *sums.batch]), worst, waits
 
+    def _set_learning_rate(self, rate: tf.Tensor) -> None:
+        self._inner.learning_rate.value.assign(rate)
+
     def _get_first(self, replicas: Any) -> Any:
         """Returns the first local replica's values of a structure."""
         return tf.nest.map_structure(
@@ -589,8 +625,9 @@ class SynchronousLoop(Loop):
         own = StepSums(part.sums, tf.identity(stop))  # an input of the loop cannot be reduced
         # Alone there is no exchange, and XLA has no clock.
         is_timed = is_timed if self._strategy.num_replicas_in_sync > 1 else False
-        with tf.control_dependencies(part.gradients):
-            computed = read_clock(part.gradients[-1], is_timed)
+        last = part.gradients or [part.sums.loss]
+        with tf.control_dependencies(last):
+            computed = read_clock(last[-1], is_timed)
         exchanged = own, part.gradients, part.changes
         totals = _all_reduce(tf.nest.flatten(exchanged))
         with tf.control_dependencies(totals):
@@ -598,13 +635,17 @@ class SynchronousLoop(Loop):
         sums, gradients, changes = tf.nest.pack_sequence_as(exchanged, totals)
         for state, value, change in zip(self._states, old, changes, strict=True):
             state.assign(add_change(value, change))
+        self._apply(gradients, sums.batch)
+        return sums, communication
+
+    def _apply(self, gradients: Sequence[tf.Tensor], sums: BatchSums) -> None:
+        """Updates the weights with the gradients of the global batch."""
         if not self._task.counts_examples:
             # They were divided by the global batch.
-            scale = self._config.batch_size / tf.maximum(sums.batch.count, 1.0)
+            scale = self._config.batch_size / tf.maximum(sums.count, 1.0)
             gradients = [gradient * scale for gradient in gradients]
         known = [None if n in self._unused else each for n, each in enumerate(gradients)]
         self.optimizer.apply_gradients(zip(known, self.model.trainable_variables, strict=True))
-        return sums, communication
 
     def _read_states(self) -> list[tf.Tensor]:
         """Reads this replica's states."""
@@ -615,7 +656,7 @@ class SynchronousLoop(Loop):
 
         The host divides it, so that a GPU gets its own part alone.
         """
-        part, count = _get_replica_index() % self._local_replicas, self._local_replicas
+        part, count = get_replica_index() % self._local_replicas, self._local_replicas
         with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
             return slice_batch(batch, part, count)
 
@@ -626,7 +667,7 @@ class SynchronousLoop(Loop):
         self, step: tf.Tensor, number: int | tf.Tensor, features: Any, labels: Any
     ) -> PartResult:
         """Returns the result of a micro-batch. The states are afterwards as before."""
-        part = _get_replica_index() * self._config.micro_batches + number
+        part = get_replica_index() * self._config.micro_batches + number
         self._generators.set_states(step, part)
         old = self._read_states()
         with tf.GradientTape() as tape:
@@ -669,7 +710,7 @@ class SynchronousLoop(Loop):
 
     @contextlib.contextmanager
     def _use_best_weights(self) -> Iterator[None]:
-        raw = self.get_weights() if self._config.optimizer.average_weights else None
+        raw = self.get_weights() if self._has_averages else None
         if raw:
             self.assign(self.get_best_weights())
         yield
@@ -705,11 +746,12 @@ class SynchronousLoop(Loop):
 
         return BatchSums(*self._get_first(self._strategy.run(add_up)))
 
-    def _read(self, variable: keras.Variable) -> tf.Tensor:
+    def _read(self, variable: keras.Variable | tf.Variable) -> tf.Tensor:
         # All workers do it at the same step, because some variables are averaged over them.
-        return tf.convert_to_tensor(variable.value)
+        own = variable.value if isinstance(variable, keras.Variable) else variable
+        return tf.convert_to_tensor(own)
 
-    def _write(self, variable: keras.Variable, value: np.ndarray) -> None:
+    def _write(self, variable: keras.Variable | tf.Variable, value: np.ndarray) -> None:
         variable.assign(value)
 
 
@@ -733,7 +775,7 @@ def _compile(function: Callable[..., Any], with_xla: bool) -> Callable[..., Any]
     return tf.function(function, jit_compile=True, autograph=False) if with_xla else function
 
 
-def _get_replica_index() -> int | tf.Tensor:
+def get_replica_index() -> int | tf.Tensor:
     index = tf.distribute.get_replica_context().replica_id_in_sync_group
     static = tf.get_static_value(index)
     return index if static is None else int(static)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,9 +20,12 @@ from pipeline_ops.config.train import (
     Cosine,
     Exponential,
     Optimizer,
+    OwnSchedule,
     Piecewise,
 )
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import get_slots, replace_average_update
+from pipeline_ops.models import load_function
 
 VariableShards = list[tf.Variable]
 """The shards of one weight, along its first axis."""
@@ -29,14 +34,75 @@ _BETA_1, _BETA_2 = 0.9, 0.999  # Keras's defaults
 _AVERAGES = "averages"
 
 
-def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimizers.Optimizer:
-    """Makes an optimizer for the gradient of the global batch. `scale_loss` is for float16."""
+def make_optimizer(
+    config: Optimizer,
+    scale_loss: bool = False,
+    folder: Path = Path(),  # noqa: B008  (immutable)
+) -> keras.optimizers.Optimizer:
+    """Makes an optimizer for the gradient of the global batch.
+
+    Args:
+      config: the section `train.optimizer`.
+      scale_loss: whether the loss is scaled, as float16 needs it.
+      folder: that of the author's modules.
+    """
+    optimizer = _make_own(config, folder) if config.is_own else _make_known(config)
+    if config.average_weights is not None:
+        _warm_up_average(optimizer, config.average_weights)
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss > is_scaled else optimizer
+
+
+def _make_own(config: Optimizer, folder: Path) -> keras.optimizers.Optimizer:
+    """Makes an optimizer of a class of Keras, or of a class or a function of the author's."""
+    where = f"train.optimizer: {config.name}"
+    make = load_function(config.name, "train.optimizer", folder)
+    try:
+        optimizer = make(learning_rate=config.learning_rate, **config.arguments)
+    except Exception as error:  # a user's code may raise any exception
+        raise ConfigError(
+            f"{where} cannot be made: {type(error).__name__}: {error}. It is called as "
+            f"{config.name.partition(':')[2]}(learning_rate, **arguments)."
+        ) from error
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ConfigError(
+            f"{where} must make an optimizer of Keras {keras.__version__}, got {optimizer!r}."
+        )
+    if isinstance(inner, keras.optimizers.ScheduleFreeAdamW):
+        raise ConfigError(
+            f"{where} begins with a copy of the weights, and warm starts and averages set weights "
+            "later. Use keras.optimizers:AdamW."
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ConfigError(
+            f"{where} applies several optimizers with rates of their own. Compile the model with "
+            "it, in the function that builds the model."
+        )
+    if not isinstance(inner.learning_rate, keras.Variable):
+        raise ConfigError(
+            f"{where} has a schedule of its own. Name it in train.optimizer.schedule, type: own, "
+            "which restarts and pages know, and pass learning_rate on."
+        )
+    for name, value in _get_common_options(config).items():
+        if getattr(inner, name, None) is None or name == "use_ema":
+            setattr(inner, name, value)
+    return optimizer
+
+
+def _get_common_options(config: Optimizer) -> dict[str, Any]:
+    """Returns the options that all optimizers of Keras have."""
     options: dict[str, Any] = {}
     if clip := config.clip:
         options |= {"global_clipnorm": clip.global_norm, "clipnorm": clip.norm}
         options["clipvalue"] = clip.value
     if config.average_weights is not None:
         options |= {"use_ema": True, "ema_momentum": config.average_weights}
+    return options
+
+
+def _make_known(config: Optimizer) -> keras.optimizers.Optimizer:
+    options = _get_common_options(config)
     if config.weight_decay or config.name == "adamw":
         options["weight_decay"] = config.weight_decay
     if config.name in ("sgd", "rmsprop"):
@@ -53,10 +119,7 @@ def make_optimizer(config: Optimizer, scale_loss: bool = False) -> keras.optimiz
         "adamw": keras.optimizers.AdamW,
         "rmsprop": keras.optimizers.RMSprop,
     }
-    optimizer = kinds[config.name](config.learning_rate, **options)
-    if config.average_weights is not None:
-        _warm_up_average(optimizer, config.average_weights)
-    return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
+    return kinds[config.name](config.learning_rate, **options)
 
 
 def _compute_average_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
@@ -86,6 +149,49 @@ def _warm_up_average(optimizer: keras.optimizers.Optimizer, decay: float) -> Non
     replace_average_update(optimizer, update)
 
 
+Schedule = Callable[[int, int], float]
+"""Maps a step, counted from 0, and the number of all steps to a factor of the learning rate."""
+
+
+def load_schedule(config: Optimizer, folder: Path) -> Schedule:
+    """Returns the schedule of a config. `folder` is that of the author's modules.
+
+    Raises ConfigError if the author's own one cannot be loaded.
+    """
+    schedule = config.schedule
+    if not isinstance(schedule, OwnSchedule):
+        return functools.partial(compute_schedule_factor, schedule)
+    where = f"train.optimizer.schedule: {schedule.function}"
+    function = load_function(schedule.function, "train.optimizer.schedule", folder)
+    own: Callable[..., Any] = functools.partial(function, **schedule.arguments)
+    kind = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(function, kind) or (isinstance(function, type) and issubclass(function, kind)):
+        if config.learning_rate != 1:
+            raise ConfigError(
+                f"{where} gives the learning rate itself. Set train.optimizer.learning_rate: 1."
+            )
+        try:
+            made = own() if isinstance(function, type) else function
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where} cannot be made: {error}. Correct its arguments.") from error
+
+        def own(step: int, _: int) -> Any:
+            return made(step)
+
+    def compute(step: int, total_steps: int) -> float:
+        if step < schedule.warmup_steps:
+            return compute_schedule_factor(schedule, step, total_steps)
+        with tf.device("CPU:0"):
+            value = keras.ops.convert_to_numpy(own(step, total_steps))
+        if np.ndim(value) or not math.isfinite(value) or value < 0:
+            raise ConfigError(
+                f"{where} returns {value} for step {step}. It must be a number, and not negative."
+            )
+        return float(value)
+
+    return compute
+
+
 def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:
     """Returns the factor of the learning rate in a step, counted from 0.
 
@@ -111,6 +217,8 @@ def compute_schedule_factor(schedule: AnySchedule, step: int, total_steps: int) 
             periods = (step - warmup) / schedule.decay_steps
             periods = math.floor(periods) if schedule.staircase else periods
             return max(schedule.min_factor, math.pow(schedule.factor, periods))
+        case OwnSchedule():
+            raise ValueError(f"{schedule.function} is not loaded")  # see `load_schedule`
         case Piecewise():
             return [1.0, *schedule.factors][bisect.bisect_right(schedule.boundaries_steps, step)]
 

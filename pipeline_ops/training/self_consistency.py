@@ -64,7 +64,7 @@ def check_model_of_author(model: keras.Model, images: tf.Tensor, name: str) -> N
     built = {id(each) for each in model.weights}
     traced, _ = _trace(model, images, True, name)
     if late := [each for each in model.weights if id(each) not in built]:
-        places = _locate_reads(traced, {id(each.value.handle) for each in late})
+        places = locate_reads(traced, {id(each.value.handle) for each in late})
         raise ConfigError(
             f"{name} creates the weights {', '.join(each.path for each in late[:4])} when it is "
             f"first called with training=True ({places}), so the served model lacks them. Build "
@@ -227,25 +227,25 @@ def _refuse_untracked(graph: Any, model: keras.Model, name: str) -> None:
     }
     if held := hidden.keys() & metrics:
         raise ConfigError(
-            f"{name} updates a metric of a layer ({_locate_reads(graph, held)}), which is neither "
+            f"{name} updates a metric of a layer ({locate_reads(graph, held)}), which is neither "
             "saved nor the same in all workers. Leave it out, and name metrics in train.metrics."
         )
     if drawing := {handle for handle, each in hidden.items() if SEED_STATE in each.name}:
         raise ConfigError(
             f"{name} draws numbers with a generator that is no part of the model "
-            f"({_locate_reads(graph, drawing)}), so a restarted training draws others. Make "
+            f"({locate_reads(graph, drawing)}), so a restarted training draws others. Make "
             "keras.random.SeedGenerator(seed) an attribute of the layer, and draw with it as the "
             "seed."
         )
     if hidden:
         raise ConfigError(
             f"{name} reads variables that are no weights of the model "
-            f"({_locate_reads(graph, hidden)}), so they neither learn nor are saved. Create them "
+            f"({locate_reads(graph, hidden)}), so they neither learn nor are saved. Create them "
             "by add_weight, and layers as attributes of a layer or of the model."
         )
 
 
-def _locate_reads(graph: Any, handles: Container[int]) -> str:
+def locate_reads(graph: Any, handles: Container[int]) -> str:
     """Returns the places where a graph first uses variables, by the ids of their handles."""
     used = (inside.consumers()[:1] for outside, inside in graph.captures if id(outside) in handles)
     places = dict.fromkeys(_locate(operation) for first in used for operation in first)

@@ -10,6 +10,7 @@ a model of the author's own in both ways, on CPUs, and compares all weights and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,18 +20,22 @@ import tensorflow as tf
 from pipeline_ops.config.train import Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import SEED_STATE
+from pipeline_ops.models import has_own_step
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpoints import Arrays
-from pipeline_ops.training.loop import Batches, Loop, StepResult, SynchronousLoop
+from pipeline_ops.training.loop import Batches, Loop, StepResult
+from pipeline_ops.training.own_step import OwnStepLoop, make_synchronous_loop, refuse_options
+from pipeline_ops.training.self_consistency import locate_reads
 from pipeline_ops.training.sharded_loop import ParameterServerLoop, ShardedLoop, make_result
 
 _NUM_EXAMPLES = 4
 _REPLICAS = 2
 _RATE = 1.0
 """With plain SGD, the changes of the weights are then the gradients."""
-_TOLERANCE, _REDUCED_TOLERANCE, _NOISE = 1e-3, 0.1, 1e-5
-"""In parts of the largest change of a weight: of float32, and of 16 bits. And in parts of the
-largest gradient of all, below which rounding is all that is left."""
+_TOLERANCE, _REDUCED_TOLERANCE, _OWN_TOLERANCE, _NOISE = 1e-3, 0.1, 0.05, 1e-5
+"""In parts of the largest change of a weight: of float32, of 16 bits, and of a factor that an
+author's own step adds. And in parts of the largest gradient of all, below which rounding is all
+that is left."""
 _OPTIONS: dict[str, Any] = {
     "strategy": "one_device",
     "workers": 1,
@@ -81,8 +86,11 @@ class Steps:
         build: Callable[[], keras.Model],
         image_shape: tuple[int, int, int],
         num_classes: int,
+        folder: Path,
     ):
-        self._config, self._task, self._build = config, task, build
+        self._config, self._task, self._build, self._folder = config, task, build, folder
+        self.is_own = has_own_step(build(), config)
+        """Whether the step is the author's own."""
         draw = np.random.default_rng(1)
         self._images = draw.integers(0, 256, (_NUM_EXAMPLES, *image_shape), np.uint8)
         self._labels = draw.integers(0, num_classes, _NUM_EXAMPLES, np.int64)
@@ -96,9 +104,11 @@ class Steps:
     def take(self, strategy: tf.distribute.Strategy | None, micro_batches: int = 1) -> Arrays:
         """Returns the changes of all weights and states, float64. None is sharded weights."""
         options = _OPTIONS | {"micro_batches": micro_batches}
-        config = self._config.model_copy(update=options)
         with (strategy or tf.distribute.get_strategy()).scope():
             model = self._build()
+        if has_own_step(model, self._config):
+            options = {"global_batch_size": _NUM_EXAMPLES, "batch_size_per_replica": None}
+        config = self._config.model_copy(update=options)
         if self._initial is None:
             self._initial = model.get_weights()
             self.paths = [each.path for each in model.weights]
@@ -106,24 +116,45 @@ class Steps:
             self.has_generators = any(each.name == SEED_STATE for each in model.variables)
         model.set_weights(self._initial)
         loop: Loop = (
-            SynchronousLoop(strategy, model, self._task, config)
+            make_synchronous_loop(strategy, model, self._task, config, self._folder)
             if strategy
             else LocalShardedLoop(model, self._task, config)
         )
         batches = tf.data.Dataset.from_tensors((self._images, self._labels)).repeat()
-        loop.train(iter(batches), 0, [_RATE])
+        rate = _RATE
+        if isinstance(loop, OwnStepLoop):
+            rate = loop.learning_rate or 0.0
+            loop.trace(iter(batches), 0, [rate])
+            if strategy and strategy.num_replicas_in_sync == 1:
+                self._refuse_unknown(loop)
+            loop.evaluate(batches.take(1))
+        loop.train(iter(batches), 0, [rate])
         pairs = zip(loop.get_weights(), self._initial, strict=True)
         return [new.astype(np.float64) - old for new, old in pairs]
+
+    def _refuse_unknown(self, loop: OwnStepLoop) -> None:
+        """Raises ConfigError for variables of a step that a checkpoint does not have."""
+        if (unknown := loop.find_unknown()) is None:
+            return
+        graph, handles = unknown
+        raise ConfigError(
+            f"train.model: {self._config.model}: its step uses variables that are neither weights "
+            f"nor attributes of the model ({locate_reads(graph, handles)}), so a restarted "
+            "training would lose them. Make each variable, metric and optimizer an attribute of "
+            "the model."
+        )
 
 
 def check_step(config: Train, steps: Steps) -> None:
     """Raises ConfigError if a step where the config trains is another one than on one device.
 
     Where each process computes one part, it has nothing to share. Then the step is only taken,
-    because a loop refuses some models itself.
+    because a loop refuses some models itself. A step of the author's own is always taken.
     """
     one = tf.distribute.OneDeviceStrategy("/cpu:0")
-    if config.strategy in ("parameter_server", "dtensor"):
+    if steps.is_own:
+        _check_own_step(config, steps, one)
+    elif config.strategy in ("parameter_server", "dtensor"):
         where, found, expected = "with sharded weights", steps.take(None), [steps.take(one)]
         cure = (
             "A function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) does "
@@ -159,6 +190,28 @@ def check_step(config: Train, steps: Steps) -> None:
         raise ConfigError(
             f"train.model: {config.model}: a step {where} is another one than on one device, "
             f"first in {steps.paths[first]} (by {nearest[first]:.2g} of its change). {cure}."
+        )
+
+
+def _check_own_step(config: Train, steps: Steps, one: tf.distribute.Strategy) -> None:
+    """Raises ConfigError if replicas add up means, which makes the gradient several times as large.
+
+    Other differences may be meant, such as negatives of the replica's own batch.
+    """
+    refuse_options(config, config.replicas)
+    expected = steps.take(one)
+    if config.replicas == 1:
+        return
+    devices = [f"/cpu:{number}" for number in range(_REPLICAS)]
+    found = steps.take(tf.distribute.MirroredStrategy(devices))
+    summed = [_REPLICAS * each for each in expected]
+    shares = [_compare(found, each, steps.learning, _OWN_TOLERANCE) for each in (expected, summed)]
+    if max(shares[0]) > _OWN_TOLERANCE and max(shares[1]) < _OWN_TOLERANCE:
+        raise ConfigError(
+            f"train.model: {config.model}: with {_REPLICAS} replicas, a step changes the weights "
+            f"{_REPLICAS} times as much as with one. Gradients are added up over the replicas, so "
+            "divide the loss of a replica's examples by the global batch, or take its mean and "
+            "divide it by tf.distribute.get_strategy().num_replicas_in_sync. compute_loss does so."
         )
 
 

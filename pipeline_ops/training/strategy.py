@@ -8,6 +8,7 @@ layers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -54,6 +55,11 @@ class ChosenStrategy:
     devices: list[str]
     communication: str = ""
     """How workers add up gradients, `nccl` or `ring`. Empty if they don't."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the scope in which models are built. Sharded weights are created later."""
+        is_sharded = self.name in ("parameter_server", "dtensor")
+        return contextlib.nullcontext() if is_sharded else self.strategy.scope()
 
     @property
     def class_name(self) -> str:

@@ -53,7 +53,7 @@ from pipeline_ops.training.checkpoints import (
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches, Loop, StepResult
-from pipeline_ops.training.optimizer import compute_schedule_factor
+from pipeline_ops.training.optimizer import Schedule
 from pipeline_ops.training.stop_signal import StopReceived, StopSignal
 from pipeline_ops.training.strategy import find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
@@ -92,6 +92,7 @@ class Trainer:
     checkpoints: Checkpoints
     initialize: Callable[[], TrainingState]
     """Sets the loop's weights for a new training, and returns its state."""
+    schedule: Schedule
     callbacks: KerasCallbacks
     tensorboard: TensorboardWriter | None
     stop: StopSignal
@@ -303,13 +304,14 @@ class Trainer:
         return file
 
     def _compute_learning_rate(self, step: int) -> float:
-        schedule, total_steps = self.config.optimizer.schedule, self.input.total_steps
-        return self.state.learning_rate * compute_schedule_factor(schedule, step, total_steps)
+        if self.loop.learning_rate is None:
+            return self.loop.read_learning_rate()
+        return self.state.learning_rate * self.schedule(step, self.input.total_steps)
 
     def _compute_epoch_means(self) -> dict[str, float]:
         sums = self.state.epoch_sums
         metrics = sums.metrics or [0.0] * len(self.task.metrics)  # if all steps were skipped
-        return compute_means(self.task, BatchSums(sums.loss, metrics, sums.count))
+        return compute_means(self.task.metrics, BatchSums(sums.loss, metrics, sums.count))
 
     def _end_epoch(self) -> None:
         state = self.state

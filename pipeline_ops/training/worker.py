@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -44,7 +45,12 @@ from pipeline_ops.jobs.local_inputs import (
 )
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, read_request
-from pipeline_ops.models import build_model, load_per_example, make_head
+from pipeline_ops.models import (
+    build_model,
+    has_own_step,
+    load_per_example,
+    make_head,
+)
 from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
@@ -64,8 +70,13 @@ from pipeline_ops.training.checkpoints import (
     write_arrays,
 )
 from pipeline_ops.training.input_pipeline import InputPipeline
-from pipeline_ops.training.loop import Loop, SynchronousLoop
-from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.loop import Loop
+from pipeline_ops.training.optimizer import load_schedule, make_optimizer
+from pipeline_ops.training.own_step import (
+    OwnStepLoop,
+    make_synchronous_loop,
+    refuse_options,
+)
 from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
@@ -240,9 +251,11 @@ def build_trainer(
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     build = functools.partial(build_model, config, image_shape, num_classes, code_folder)
     build_for_serving = functools.partial(build, for_training=False)
-    task = make_task(config, code_folder, dataset)
+    # A module of functions may also hold layers, which the strategy has to know.
+    with chosen.scope():
+        task = make_task(config, code_folder, dataset)
     progress.report("model", message="builds the model")
-    loop = make_loop(config, chosen, task, functools.partial(build, for_training=True))
+    loop = make_loop(config, chosen, task, functools.partial(build, for_training=True), code_folder)
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)
@@ -252,16 +265,17 @@ def build_trainer(
     return Trainer(
         spec,
         config,
-        task,
+        loop.task,
         loop,
         input_pipeline,
         _open_checkpoints(spec, gather, progress, loop.paths),
         lambda: initialize_training(config, request, loop, build_for_serving, progress),
+        load_schedule(config.optimizer, code_folder),
         KerasCallbacks(
             config,
             code_folder,
             loop,
-            build_for_callbacks(config, task, build) if config.callbacks else None,
+            build_for_callbacks(config, loop, build, code_folder) if config.callbacks else None,
             Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),
             spec.is_chief,
             {
@@ -362,41 +376,53 @@ def load_user_functions(
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
 
 
-def make_loop(config: Train, chosen: ChosenStrategy, task: Task, build: BuildModel) -> Loop:
-    """Makes the model, and the loop that trains it."""
+def make_loop(
+    config: Train,
+    chosen: ChosenStrategy,
+    task: Task,
+    build: BuildModel,
+    folder: Path = Path(),  # noqa: B008  (immutable)
+) -> Loop:
+    """Makes the model, and the loop that trains it. `folder` is that of the author's modules."""
     match chosen.name:
-        case "dtensor":
-            return DTensorLoop(build(), task, config, chosen.devices)
-        case "parameter_server":
-            return ParameterServerLoop(chosen.strategy, build(), task, config)
+        case "dtensor" | "parameter_server":
+            model = build()
+            if has_own_step(model, config):
+                refuse_options(config, 1)
+            if chosen.name == "dtensor":
+                return DTensorLoop(model, task, config, chosen.devices)
+            return ParameterServerLoop(chosen.strategy, model, task, config)
         case "device_placement":
             model = build_placed(build, config.placement)
         case _:
             with chosen.strategy.scope():
                 model = build()
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
-    return SynchronousLoop(chosen.strategy, model, task, config)
+    return make_synchronous_loop(chosen.strategy, model, task, config, folder)
 
 
 def build_for_callbacks(
-    config: Train, task: Task, build: Callable[..., keras.Model]
-) -> keras.Model:
-    """Builds the model that callbacks see, compiled with the config's optimizer."""
+    config: Train, loop: Loop, build: Callable[..., keras.Model], folder: Path
+) -> tuple[keras.Model, Sequence[Any]]:
+    """Builds the model that callbacks see, compiled. Returns it with its optimizer's variables."""
+    task = loop.task
     with tf.device("CPU:0"):
         model = build(for_training=True)
-        optimizer = make_optimizer(config.optimizer, config.precision == "float16")
+        if isinstance(loop, OwnStepLoop):
+            return model, loop.prepare(model).variables
+        optimizer = make_optimizer(config.optimizer, config.precision == "float16", folder)
         optimizer.build(model.trainable_variables)
         is_default = task.counts_examples and not config.loss
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if is_default else None
         model.compile(optimizer, loss, metrics=["accuracy"] if is_default else None)
-    return model
+    return model, optimizer.variables
 
 
 def initialize_training(
     config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
 ) -> TrainingState:
     """Returns the state of a new training, whose initial weights the request may name."""
-    state = TrainingState(learning_rate=config.learning_rate)
+    state = TrainingState(learning_rate=loop.learning_rate or 0.0)
     if WARM_START in request.inputs:
         uri = fetch_weights(request.inputs[WARM_START])
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)

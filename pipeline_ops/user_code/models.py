@@ -115,6 +115,9 @@ def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
     paths = {
         "train.model": train.model if is_user_function(train.model) else None,
         "train.loss": train.loss,
+        "train.step": train.step,
+        "train.optimizer": train.optimizer.name if train.optimizer.is_own else None,
+        "train.optimizer.schedule": getattr(train.optimizer.schedule, "function", None),
     }
     callbacks = [path for path, _ in train.callback_arguments]
     for name, own in (("metrics", [*train.own_metrics]), ("callbacks", callbacks)):

@@ -105,11 +105,7 @@ def test_a_callback_in_the_spelling_of_python_gets_that_of_a_config(path, hint):
 @pytest.mark.parametrize(
     "method",
     [
-        "train_step",
-        "test_step",
         "predict_step",
-        "compute_loss",
-        "compute_metrics",
         "make_train_function",
         "fit",
         "predict",
@@ -159,44 +155,8 @@ def test_a_layer_may_have_the_name_of_a_part_of_fit(user_package, monkeypatch, n
     assert build_model(Train(model="acme_vision.nets:named"), SHAPE, 3, NOWHERE, True).built
 
 
-@pytest.mark.parametrize(
-    "options, given",
-    [
-        (
-            lambda keras: (keras.optimizers.SGD(0.5), keras.losses.MeanSquaredError()),
-            "optimizer=SGD, loss=MeanSquaredError",
-        ),
-        (lambda keras: ("adam", "mse"), "optimizer=Adam, loss='mse'"),
-        (
-            lambda keras: ("rmsprop", keras.losses.categorical_crossentropy),
-            "optimizer=RMSprop, loss=categorical_crossentropy",
-        ),
-        (
-            lambda keras: (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),),
-            "optimizer=SGD",
-        ),
-    ],
-)
-def test_a_compiled_model_is_refused_with_the_keys(user_package, monkeypatch, options, given):
-    import keras
-    from acme_vision import nets
-
-    from pipeline_ops.models import build_model
-
-    def build(shape, classes):
-        model = nets.smooth(shape, classes)
-        model.compile(*options(keras))
-        return model
-
-    monkeypatch.setattr(nets, "compiled", build, raising=False)
-    with pytest.raises(ConfigError) as refused:
-        build_model(Train(model="acme_vision.nets:compiled"), SHAPE, 3, NOWHERE, True)
-    assert f"compiled: compile({given}) has no effect, because train.opt" in str(refused.value)
-    assert "train.loss decide. Set these, and remove compile (or load_model" in str(refused.value)
-
-
 @pytest.mark.parametrize("is_inner", [True, False])
-def test_a_loaded_model_trains_if_it_is_not_compiled(user_package, monkeypatch, tmp_path, is_inner):
+def test_a_loaded_model_trains(user_package, monkeypatch, tmp_path, is_inner):
     import keras
     from acme_vision import nets
 

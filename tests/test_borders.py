@@ -76,7 +76,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         TENSORFLOW | {"PIL", "pynvml"},
     ),
     "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
-    "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW),
+    "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW | {"scipy"}),
     "pipeline_ops/evaluation": (
         SHARED | {"evaluation", "models", "input", "served"},
         TENSORFLOW | {"jinja2", "markupsafe", "PIL", "sklearn", "scipy"},

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
+from pipeline_ops.config.keras_words import find_cure
 from pipeline_ops.config.reading import suggest_name
 
 Task = Literal["classification", "detection"]
@@ -129,7 +130,9 @@ def check_function(path: str) -> str:
     if not _USER_FUNCTION.fullmatch(path) or path.startswith(("tf.", "tensorflow.keras.")):
         dotted = path.removeprefix("tf.").removeprefix("tensorflow.").replace(":", ".")
         module, _, name = dotted.rpartition(".")
-        hint = f". Write {module}:{name}" if _USER_FUNCTION.fullmatch(f"{module}:{name}") else ""
+        cure = f"write {module}:{name}" if _USER_FUNCTION.fullmatch(f"{module}:{name}") else None
+        cure = cure or find_cure(path)
+        hint = f". {cure[0].upper()}{cure[1:]}" if cure else ""
         raise ValueError(
             f"a function of your own is named as my_package.my_module:function, got {path!r}{hint}"
         )

@@ -130,6 +130,9 @@ class AugmentOptions(Section):
     places anyway."""
     scale: Scale | None = None
     """Enlarges or shrinks images."""
+    rotation: float = Field(0.0, ge=0, le=180)
+    """Turns an image about its centre by up to this many degrees, either way. A box becomes the one
+    around its turned corners, which is larger than the object."""
     crops: list[Crop] = advanced_field([])
     """Ways to show a part of an image. One of them is drawn for each example. Not together with
     scale, shift and mosaic."""
@@ -143,6 +146,17 @@ class AugmentOptions(Section):
     mosaic: float = per_run_field(0.0, ge=0, le=1)
     """The share of examples that are made of four images, which meet at a random point. Only for
     detectors."""
+    mixup: float | None = Field(None, gt=0, le=10)
+    """Mixes each example with another one, pixels and labels alike (Zhang et al. 2018). The shares
+    have the distribution Beta(mixup, mixup). Only for classifiers."""
+    cutmix: float | None = Field(None, gt=0, le=10)
+    """Replaces a rectangle of each example by that of another one, and the label in proportion (Yun
+    et al. 2019). The shares have the distribution Beta(cutmix, cutmix). With mixup, each example
+    has one of the two. Only for classifiers."""
+    own: UserFunction | None = advanced_field(None)
+    """`my_package.my_module:function`, a function of an image, float32 [height, width, channels] in
+    0..255, and a seed, int32 [2], that returns an image of the same shape. It comes after the other
+    changes of an image. Boxes stay where they are (docs/training-options.md)."""
     min_visible: float = per_run_field(0.3, gt=0, le=1, is_advanced=True)
     """The smallest visible part of a box. An object with less in sight is not learned. Only for
     detectors, and not for crops."""
@@ -1109,6 +1123,12 @@ class Train(TaskSection):
                 f"input.augment.mosaic: four images have four labels, and {self.model} gives one. "
                 "Remove it, or use a detector."
             )
+        for name in ("mixup", "cutmix"):
+            if is_detector and getattr(augment, name):
+                raise ValueError(
+                    f"input.augment.{name}: it mixes the classes of two images, and {self.model} "
+                    "gives boxes. Remove it, or use mosaic."
+                )
         # The trigger form sends every value, also unchanged ones.
         if augment.min_visible != AugmentOptions().min_visible and not is_detector:
             raise ValueError(

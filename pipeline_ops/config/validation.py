@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from pipeline_ops.config.fields import Section, collect_fields
+from pipeline_ops.config.keras_words import find_cure
 from pipeline_ops.config.reading import ConfigText, suggest_name
 from pipeline_ops.config.sources import CATALOGUE_TAG, ENTRY_POINT_GROUP, list_published_names
 from pipeline_ops.errors import ConfigError
@@ -115,6 +116,8 @@ def _suggest_key(
     keys = [key.replace("[]", ".0").split(".") for key in collect_fields(model)]
     paths = [key[: key.index(name) + 1] for key in keys if name in key]
     below = [path for path in paths if path[: len(here)] == here]
+    if here[:1] in ([], ["train"]) and (cure := find_cure(name)):
+        return cure
     if not below and difflib.get_close_matches(name, section.model_fields, n=1):
         return suggest_name(name, section.model_fields)
     found = list(dict.fromkeys(".".join(path) for path in below or paths))[:3]

@@ -2,18 +2,21 @@
 
 An example is therefore changed in the same way on every worker and after every restart of the gang,
 and differently in each epoch. The changes apply to whole batches, after the cache, in the threads
-that prepare batches, and run entirely in the graph. `ImageAugmentation` changes images whose labels
-stay the same. `SceneAugmentation` changes images with boxes: the boxes move with their objects, and
-some examples become mosaics of four images.
+that prepare batches, and run entirely in the graph. `ImageAugmentation` changes images with one
+label, and may mix each with another image and its label. `SceneAugmentation` changes images with
+boxes: the boxes move with their objects, and some examples become mosaics of four images.
 
-Legend: b examples, k images of which they consist (b images, or more with mosaics), n pixels along
-an axis, N boxes of an image (padded), H W C image, and canvas of the same size.
+Legend: b examples, k images of which they consist (b images, or more with mosaics and mixtures), n
+pixels along an axis, N boxes of an image (padded), H W C image, and canvas of the same size.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.train import AugmentOptions
@@ -27,7 +30,10 @@ LEFT_RIGHT, DOWN, RIGHT, BRIGHTNESS, CONTRAST, TOP_BOTTOM, SCALE = range(7)
 SATURATION, ROW, COLUMN = range(7, 10)
 IS_MOSAIC, MOSAIC_MEMBER, MEETING_ROW, MEETING_COLUMN = range(10, 14)
 CROP_KIND, CROP = SCALE, IS_MOSAIC  # in an image with a crop these two are not drawn
+PARTNER = MOSAIC_MEMBER
 """The names of the draws. Each has its own random numbers. `order.py` uses 14 and 15."""
+ANGLE, OWN_SEED, MIXTURE = range(3)
+"""Names for `uniform_many`, which draws other numbers than the methods that draw one."""
 
 QUARTERS = 4
 """The number of images of a mosaic."""
@@ -40,43 +46,84 @@ _PADDING = 128
 the catalogue's detectors scale to zero.
 """
 _CROP_DRAWS = 50
+_TABLE_SIZE = 4096
+"""The number of angles and shares that are drawn from."""
 _ROUNDING_TOLERANCE = 1e-3
 """The share of its area that a box may lose to rounding without being cut off."""
 
 
+OwnChange = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Maps an image, float32 [H, W, C] in 0..255, and a seed, int32 [2], to an image."""
+
+
+class MixedLabels(NamedTuple):
+    """The labels of images that are mixtures of two."""
+
+    first: tf.Tensor
+    """int64 [b]"""
+    second: tf.Tensor
+    share: tf.Tensor
+    """float32 [b], the share of the first image."""
+
+
 def build_augmentation(
-    config: AugmentOptions, task: Task, num_examples: int, max_boxes: int | None = None
+    config: AugmentOptions,
+    task: Task,
+    num_examples: int,
+    max_boxes: int | None = None,
+    own: OwnChange | None = None,
 ) -> Augmentation:
     """Returns the augmentation for a task, a split of `num_examples`, and a detector that may fix
-    the number of boxes.
+    the number of boxes. `own` is the function of `config.own`.
     """
     if task == "detection":
-        return SceneAugmentation(config, num_examples, max_boxes)
-    return ImageAugmentation(config)
+        return SceneAugmentation(config, num_examples, max_boxes, own)
+    return ImageAugmentation(config, num_examples, own)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageAugmentation:
-    """Changes uint8 images as the config describes. Labels stay the same.
+    """Changes uint8 images as the config describes. Labels stay the same, or become `MixedLabels`.
 
     The area beyond the edge of an image repeats that edge.
     """
 
     config: AugmentOptions
+    num_examples: int = 0
+    own: OwnChange | None = None
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
         """Returns the numbers of all examples that `apply` needs, int64."""
-        return rng.examples_b
+        if not self._has_mixtures:
+            return rng.examples_b
+        others_k = _draw_for_pairs(rng).uniform_int(self.num_examples, PARTNER)
+        return tf.concat([rng.examples_b, tf.split(others_k, 2)[1]], 0)
 
-    def apply(self, images_bHWC: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
-        """Returns the images of the draws, changed, and the labels."""
+    def apply(self, images_kHWC: tf.Tensor, labels: Any, rng: StatelessRandom) -> tuple[Any, Any]:
+        """Returns the images of the draws, changed, and the labels.
+
+        With mixtures, the b images that others are mixed with come after the b others. Both are
+        changed before.
+        """
+        if not self._has_mixtures:
+            return self._change(images_kHWC, rng), labels
+        images_kHWC = self._change(images_kHWC, _draw_for_pairs(rng))
+        return _mix(self.config, images_kHWC, labels, rng)
+
+    @property
+    def _has_mixtures(self) -> bool:
+        return bool(self.config.mixup or self.config.cutmix)
+
+    def _change(self, images_kHWC: tf.Tensor, rng: StatelessRandom) -> tf.Tensor:
+        shape = images_kHWC.shape[1:3]
+        if self.config.rotation:
+            images_kHWC = _Rotation(self.config.rotation, shape, rng).render(images_kHWC)
         if self.config.crops:
-            rows, columns, _ = _draw_crops(self.config, images_bHWC.shape[1:3], rng)
-            images_bHWC = _render(images_bHWC, rows, columns)
+            rows, columns, _ = _draw_crops(self.config, shape, rng)
+            images_kHWC = _render(images_kHWC, rows, columns)
         elif _has_geometric_transforms(self.config):
-            windows = _draw_windows(self.config, images_bHWC.shape[1:3], rng)
-            images_bHWC = _render(images_bHWC, *windows)
-        return _adjust_colors(self.config, images_bHWC, rng), labels
+            images_kHWC = _render(images_kHWC, *_draw_windows(self.config, shape, rng))
+        return _apply_own(self.own, _adjust_colors(self.config, images_kHWC, rng), rng)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +145,7 @@ class SceneAugmentation:
     config: AugmentOptions
     num_examples: int
     max_boxes: int | None = None
+    own: OwnChange | None = None
 
     def get_example_indices(self, rng: StatelessRandom) -> tf.Tensor:
         """Returns the numbers of all examples that `apply` needs, int64."""
@@ -110,17 +158,34 @@ class SceneAugmentation:
         shape = images.shape[1:3]
         if self.config.mosaic:
             mosaics = _Mosaics(rng, self.config.mosaic, self.num_examples)
+            images, labels = self._rotate(images, labels, mosaics.rng_k)
             parts = mosaics.compute_parts(*shape)
             windows = _draw_windows(self.config, shape, mosaics.rng_k, parts)
             images, labels = self._transform(images, labels, *windows)
             images, labels = mosaics.merge_images(images, *windows), mosaics.merge_boxes(labels)
-        elif self.config.crops:
+        else:
+            images, labels = self._rotate(images, labels, rng)
+        if self.config.crops:
             rows, columns, min_overlap_b = _draw_crops(self.config, shape, rng, labels)
             images, labels = self._transform(images, labels, rows, columns, min_overlap_b)
-        elif _has_geometric_transforms(self.config):
+        elif _has_geometric_transforms(self.config) and not self.config.mosaic:
             windows = _draw_windows(self.config, shape, rng)
             images, labels = self._transform(images, labels, *windows)
-        return _adjust_colors(self.config, images, rng), self._compact_boxes(labels)
+        images = _apply_own(self.own, _adjust_colors(self.config, images, rng), rng)
+        return images, self._compact_boxes(labels)
+
+    def _rotate(
+        self, images_kHWC: tf.Tensor, labels: Any, rng: StatelessRandom
+    ) -> tuple[tf.Tensor, Any]:
+        if not self.config.rotation:
+            return images_kHWC, labels
+        rotation = _Rotation(self.config.rotation, images_kHWC.shape[1:3], rng)
+        turned = rotation.turn(labels.corners)
+        corners = tf.clip_by_value(turned, 0, 1)
+        visible = tf.math.divide_no_nan(_compute_areas(corners), _compute_areas(turned))
+        classes = tf.where(visible > 0, labels.classes, -1)
+        is_crowd = labels.is_crowd | (visible < self.config.min_visible - _ROUNDING_TOLERANCE)
+        return rotation.render(images_kHWC, _PADDING), type(labels)(corners, classes, is_crowd)
 
     def _transform(
         self,
@@ -172,6 +237,10 @@ def _has_geometric_transforms(config: AugmentOptions) -> bool:
     return bool(config.flip_left_right or config.flip_top_bottom or config.scale or config.shift)
 
 
+def _compute_areas(corners: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_prod(corners[..., 2:] - corners[..., :2], axis=-1)
+
+
 def _adjust_colors(
     config: AugmentOptions, images_bHWC: tf.Tensor, rng: StatelessRandom
 ) -> tf.Tensor:
@@ -189,9 +258,123 @@ def _adjust_colors(
         mean = tf.reduce_mean(images_bHWC, axis=[1, 2], keepdims=True)
         offset = 255 * config.brightness * rng.uniform_symmetric(BRIGHTNESS)[:, None, None, None]
         images_bHWC = (images_bHWC - mean) * factor(config.contrast, CONTRAST) + (mean + offset)
+    return _to_uint8(images_bHWC)
+
+
+def _to_uint8(images_bHWC: tf.Tensor) -> tf.Tensor:
     if images_bHWC.dtype == tf.float32:
         return tf.cast(tf.clip_by_value(tf.round(images_bHWC), 0, 255), tf.uint8)
     return images_bHWC
+
+
+def _apply_own(own: OwnChange | None, images_bHWC: tf.Tensor, rng: StatelessRandom) -> tf.Tensor:
+    """Changes each uint8 image by the author's function. Returns uint8."""
+    if own is None:
+        return images_bHWC
+    seeds_b2 = tf.cast(rng.uniform_many(OWN_SEED, 2) * (1 << 24), tf.int32)
+    changed = tf.map_fn(
+        lambda pair: own(*pair),
+        (tf.cast(images_bHWC, tf.float32), seeds_b2),
+        fn_output_signature=tf.float32,
+    )
+    return _to_uint8(tf.ensure_shape(changed, images_bHWC.shape))
+
+
+def _draw_from(table: np.ndarray, numbers_b: tf.Tensor) -> tf.Tensor:
+    """Returns one of the values, all equally likely, for each number in [0, 1).
+
+    Like exponential functions, sines and quantiles would have another last digit at other positions
+    in the batch.
+    """
+    return tf.gather(tf.constant(table, tf.float32), tf.cast(numbers_b * len(table), tf.int32))
+
+
+def _draw_for_pairs(rng: StatelessRandom) -> StatelessRandom:
+    """Returns draws for the images of a batch, and then for those that they are mixed with."""
+    streams_k = tf.concat([tf.zeros_like(rng.examples_b), tf.ones_like(rng.examples_b)], 0)
+    epochs_k, examples_k = (tf.concat([each, each], 0) for each in (rng.epochs_b, rng.examples_b))
+    return StatelessRandom(rng.seed, epochs_k, examples_k, streams_k)
+
+
+def _mix(
+    config: AugmentOptions, images_kHWC: tf.Tensor, labels_k: tf.Tensor, rng: StatelessRandom
+) -> tuple[tf.Tensor, MixedLabels]:
+    """Mixes the first half of uint8 images with the second, by pixels or by a rectangle.
+
+    The rectangle is that of Yun et al. (2019). It ends at the edge of the image, and the share is
+    that of the pixels that are left.
+    """
+    kind_b, number_b, row_b, column_b = tf.unstack(rng.uniform_many(MIXTURE, 4), axis=1)
+    mixup_b, cutmix_b = (
+        _draw_from(_list_shares(alpha or 1.0), number_b) for alpha in (config.mixup, config.cutmix)
+    )
+    is_cut_b = kind_b < (0.5 if config.mixup else 1.0) * bool(config.cutmix)
+    rows_bH, columns_bW = (
+        _cut_out(size, center_b, cutmix_b)
+        for size, center_b in zip(images_kHWC.shape[1:3], (row_b, column_b), strict=True)
+    )
+    left_bHW = 1 - rows_bH[:, :, None] * columns_bW[:, None, :]
+    weights_bHW = tf.where(is_cut_b[:, None, None], left_bHW, mixup_b[:, None, None])
+    share_b = tf.where(is_cut_b, tf.reduce_mean(left_bHW, axis=[1, 2]), mixup_b)
+    first, second = tf.split(tf.cast(images_kHWC, tf.float32), 2)
+    mixed = second + weights_bHW[..., None] * (first - second)
+    own_b, other_b = tf.split(labels_k, 2)
+    return _to_uint8(mixed), MixedLabels(own_b, other_b, share_b)
+
+
+def _cut_out(size: int, center_b: tf.Tensor, share_b: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [b, n], 1 at the pixels of an axis that are within the rectangles."""
+    middle_b = tf.floor(center_b * size)
+    half_b = tf.floor(tf.floor(tf.sqrt(1 - share_b) * size) / 2)
+    distance_bn = tf.range(size, dtype=tf.float32) - middle_b[:, None]
+    is_inside = (distance_bn >= -half_b[:, None]) & (distance_bn < half_b[:, None])
+    return tf.cast(is_inside, tf.float32)
+
+
+def _list_shares(alpha: float) -> np.ndarray:
+    """Returns quantiles of the distribution Beta(alpha, alpha)."""
+    from scipy.special import betaincinv  # only for those who mix
+
+    return betaincinv(alpha, alpha, (np.arange(_TABLE_SIZE) + 0.5) / _TABLE_SIZE)
+
+
+class _Rotation:
+    """k images of a height and a width, turned about their centres by up to some degrees."""
+
+    def __init__(self, degrees: float, shape: tuple[int, int], rng: StatelessRandom):
+        self._height, self._width = shape
+        angles = np.radians(np.linspace(-degrees, degrees, _TABLE_SIZE))
+        number_k = rng.uniform_many(ANGLE, 1)[:, 0]
+        self._cos_k, self._sin_k = (_draw_from(f(angles), number_k) for f in (np.cos, np.sin))
+
+    def render(self, images_kHWC: tf.Tensor, padding: int | None = None) -> tf.Tensor:
+        """Returns float32 images with bilinear interpolation, and `padding` around them. None
+        repeats the edge.
+        """
+        x, y = (self._width - 1) / 2, (self._height - 1) / 2
+        cos_k, sin_k, zeros_k = self._cos_k, self._sin_k, tf.zeros_like(self._cos_k)
+        shift_x_k, shift_y_k = x - cos_k * x + sin_k * y, y - sin_k * x - cos_k * y
+        rows = [cos_k, -sin_k, shift_x_k, sin_k, cos_k, shift_y_k, zeros_k, zeros_k]
+        turned = tf.raw_ops.ImageProjectiveTransformV3(
+            images=tf.cast(images_kHWC, tf.float32),
+            transforms=tf.stack(rows, axis=1),
+            output_shape=tf.constant([self._height, self._width]),
+            fill_value=float(padding or 0),
+            interpolation="BILINEAR",
+            fill_mode="NEAREST" if padding is None else "CONSTANT",
+        )
+        return tf.ensure_shape(turned, images_kHWC.shape)
+
+    def turn(self, corners: tf.Tensor) -> tf.Tensor:
+        """Returns the boxes around turned boxes, float32 [k, N, 4], as fractions of the image. They
+        may leave it.
+        """
+        y = (tf.gather(corners, [0, 0, 2, 2], axis=-1) - 0.5) * self._height
+        x = (tf.gather(corners, [1, 3, 1, 3], axis=-1) - 0.5) * self._width
+        cos_k, sin_k = self._cos_k[:, None, None], self._sin_k[:, None, None]
+        turned = (cos_k * y - sin_k * x) / self._height, (sin_k * y + cos_k * x) / self._width
+        low, high = (reduce(turned, axis=-1) for reduce in (tf.reduce_min, tf.reduce_max))
+        return tf.stack([*tf.unstack(low), *tf.unstack(high)], axis=-1) + 0.5
 
 
 @dataclasses.dataclass(frozen=True)

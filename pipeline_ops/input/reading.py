@@ -678,7 +678,7 @@ def read_step_examples(
     """Returns the whole global batch of one step, as it lies in the shards.
 
     The batch consists of serialised tf.train.Examples, in the order of the batch. The three other
-    examples of a mosaic follow its own example.
+    examples of a mosaic follow its own example. Those that others are mixed with come last.
     """
     positions_B = step * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
     rng = StatelessRandom(seed, *make_order(split, seed, window).compute(positions_B))

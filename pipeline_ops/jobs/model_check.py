@@ -160,7 +160,8 @@ class StageTrials(BaseModel):
 
 def requires_process(train: Train) -> bool:
     """Returns whether the check requires building the model."""
-    has_own_code = is_user_function(train.model) or train.loss or train.metrics or train.callbacks
+    own = (train.loss, train.metrics, train.callbacks, train.input.augment.own)
+    has_own_code = is_user_function(train.model) or any(own)
     return bool(has_own_code or train.model_parameters or train.freeze)
 
 
@@ -226,6 +227,7 @@ def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckReq
     code = digest_sources(modules, used=[train.model]) | request.code.digests
     facts = request.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
     chosen = {name: request.train[name] for name in _CHECKED_KEYS}
+    chosen["own"] = train.input.augment.own
     versions = read_versions(Path(_get_python(training)), _VERSIONS)
     weights: list[list[Any]] = []
     if training.weights:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.augment import MixedLabels
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
 
@@ -85,28 +86,40 @@ class Classification:
         return labels[:, None]
 
     def compute_batch_sums(
-        self, outputs: tf.Tensor, labels: tf.Tensor, training: bool
+        self, outputs: tf.Tensor, labels: tf.Tensor | MixedLabels, training: bool
     ) -> BatchSums:
         """Returns the sums of loss, accuracy and the user's metrics, and the number of examples."""
         logits = tf.cast(outputs, tf.float32)
-        correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-        metrics = [
-            correct,
-            *(
-                compute_per_example(name, fn, labels, logits)
-                for name, fn in self.own_metrics.items()
-            ),
-        ]
+        losses, *metrics = self._compute_values(logits, labels, training)
         sums = tf.stack([tf.reduce_sum(values) for values in metrics])
         if not training:
             counts = [self._count(logits, labels)] if self._figures else []
             unusable = count_false(self.are_answers_finite(logits))
             sums = tf.concat([sums, *counts, unusable], axis=0)
-        return BatchSums(
-            tf.reduce_sum(self._compute_losses(logits, labels, training)),
-            sums,
-            tf.cast(tf.size(labels), tf.float32),
-        )
+        return BatchSums(tf.reduce_sum(losses), sums, tf.cast(tf.size(metrics[0]), tf.float32))
+
+    def _compute_values(
+        self, logits: tf.Tensor, labels: tf.Tensor | MixedLabels, training: bool
+    ) -> list[tf.Tensor]:
+        """Returns the loss, the accuracy and the user's metrics of each example, float32 [b] each.
+
+        Two labels of an example count in proportion to their shares. The cross-entropy is that of
+        soft labels.
+        """
+        if isinstance(labels, MixedLabels):
+            first, second = (self._compute_values(logits, each, training) for each in labels[:2])
+            return [
+                labels.share * one + (1 - labels.share) * other
+                for one, other in zip(first, second, strict=True)
+            ]
+        return [
+            self._compute_losses(logits, labels, training),
+            tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32),
+            *(
+                compute_per_example(name, fn, labels, logits)
+                for name, fn in self.own_metrics.items()
+            ),
+        ]
 
     def are_answers_finite(self, outputs: tf.Tensor) -> tf.Tensor:
         # The answers are probabilities. A logit of -inf gives the probability 0.

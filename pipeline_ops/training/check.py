@@ -1,9 +1,10 @@
 """The check of a model on one batch: `python -m pipeline_ops.training.check ANSWER`.
 
 `jobs/model_check.py` starts it, writes the request to its stdin, and explains why the check has its
-own process. It builds the model, the loss, the metrics and the callbacks, and computes one
-batch of random pixels. The answer is a JSON file. Its `fault` begins with a key of the config. Its
-`missing` gives the reason why the check could not run. An empty object means that the check passed.
+own process. It builds the model, the loss, the metrics, the callbacks and the change of images of
+the author's own, and computes one batch of random pixels. The answer is a JSON file. Its `fault`
+begins with a key of the config. Its `missing` gives the reason why the check could not run. An
+empty object means that the check passed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ else:
     from pipeline_ops.training.step_check import Steps, check_step, configure_two_devices
     from pipeline_ops.training.strategy import require_matches
     from pipeline_ops.training.warm_start import read_warm_start
-    from pipeline_ops.training.worker import load_user_functions
+    from pipeline_ops.training.worker import load_own_change, load_user_functions
 
 _NUM_IMAGES = 4
 
@@ -68,6 +69,7 @@ def check_model(
     config = Train.model_validate(request.train)
     for path, arguments in config.callback_arguments:
         load_callbacks(path, arguments, config, folder)
+    load_own_change(config, request.image_shape, folder)
     size = request.image_shape, request.num_classes
     images = list_images((_NUM_IMAGES, *request.image_shape))
     name, is_own = f"train.model: {config.model}", is_user_function(config.model)

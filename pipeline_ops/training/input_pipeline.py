@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline_ops.artifacts.dataset import KEY, list_shards
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
-from pipeline_ops.input.augment import build_augmentation
+from pipeline_ops.input.augment import OwnChange, build_augmentation
 from pipeline_ops.input.reading import (
     Tell,
     build_evaluation_dataset,
@@ -37,7 +37,7 @@ class InputPipeline:
 
     `shard` is the index of this process among the readers of the data, and the number of readers.
     `version` is a part of the cache key that changes with the code of the task. `report` is called
-    with a message when the data are prepared.
+    with a message when the data are prepared. `own_change` is that of the author.
     """
 
     @tf.autograph.experimental.do_not_convert  # see `loop.py`
@@ -50,6 +50,7 @@ class InputPipeline:
         version: str,
         report: Callable[[str], None],
         tell: Tell = lambda *_: None,
+        own_change: OwnChange | None = None,
     ):
         self._config, self._cache, self.figures = config, dataset.cache, dataset.figures
         limit = dataset.cache.limit_bytes
@@ -75,6 +76,7 @@ class InputPipeline:
             self.figures.task,
             self._split.num_examples,
             config.model_parameters.get("max_boxes"),
+            own_change,
         )
         self.validation = open_split(dataset, "validation", for_validation)
         # Its parts get smaller with those of training, where a device has little memory.

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,69 @@ def draws_unrepeatably(model: keras.Model, images: tf.Tensor, name: str) -> bool
     """Returns whether a model draws numbers in training without Keras's generators."""
     graph, _ = _trace(model, images, True, name)
     return any(_draws(node) for node, _ in _list_nodes(graph))
+
+
+def trace_own_change(
+    function: Callable[..., Any], name: str, image_shape: tuple[int, int, int]
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the graph of the author's own change of an image, which is a function of its seed.
+
+    Raises ConfigError if it is not, or if the result is no image of the same shape.
+    """
+
+    def trace() -> Any:
+        given = tf.TensorSpec(image_shape, tf.float32), tf.TensorSpec([2], tf.int32)
+        return tf.function(function).get_concrete_function(*given)
+
+    images = list_images((NUM_ANSWERS, *image_shape))
+    seeds = tf.reshape(tf.range(2 * NUM_ANSWERS), [NUM_ANSWERS, 2])
+    wrong = " when called with (image, seed)"
+    with tf.device("CPU:0"), convert_user_errors(name, True, wrong):  # where batches are made
+        graph = trace()
+        _refuse_unseeded(graph.graph, name)
+        answers, again = (
+            [each(*pair) for each in traces for pair in zip(images, seeds, strict=True)]
+            for traces in ((graph, graph), (graph, trace()))
+        )
+    for answer in answers + again:
+        if not tf.is_tensor(answer) or answer.dtype != tf.float32 or answer.shape != image_shape:
+            kind = f"{answer.dtype.name} {[*answer.shape]}" if tf.is_tensor(answer) else answer
+            raise ConfigError(
+                f"{name} returns {kind} for an image of float32 {[*image_shape]}. It must return "
+                "an image of the same type and shape, as by tf.cast or tf.image.resize."
+            )
+    low, high = float(tf.reduce_min(answers)), float(tf.reduce_max(answers))
+    if not 1 < high < np.inf or not np.isfinite(low):
+        raise ConfigError(
+            f"{name} returns pixels from {low:g} to {high:g}. Pixels are in 0..255 here, and the "
+            "model scales them. Return such values."
+        )
+    check_answers(
+        name,
+        answers,
+        again,
+        "two calls with the same image and seed return other pixels, so workers and restarted "
+        "trainings would. Draw with tf.random.stateless_uniform or tf.image.stateless_random_... "
+        "and the seed, not with Python or NumPy. They differ",
+        _REPEATED,
+    )
+    return graph
+
+
+def _refuse_unseeded(graph: Any, name: str) -> None:
+    """Raises ConfigError if a graph draws numbers without a seed, or uses variables."""
+    cure = "Draw with tf.random.stateless_uniform or tf.image.stateless_random_... and the seed"
+    for node, operation in _list_nodes(graph):
+        if _draws(node):
+            raise ConfigError(
+                f"{name} draws random numbers without its seed ({_locate(operation)}), so workers "
+                f"and restarted trainings would draw others. {cure}."
+            )
+    if handles := {id(each.handle) for each in graph.variables}:
+        raise ConfigError(
+            f"{name} uses variables ({_locate_reads(graph, handles)}), as Keras's layers do, also "
+            f"to draw numbers. {cure}, or put the layers into the model."
+        )
 
 
 def _draws(node: Any) -> bool:

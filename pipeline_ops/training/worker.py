@@ -27,6 +27,7 @@ from pipeline_ops.artifacts.manifest import WARM_START
 from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.augment import OwnChange
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.gang_protocol import (
     JOINING_PHASE,
@@ -48,6 +49,7 @@ from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import (
     build_model,
     has_own_step,
+    load_function,
     load_per_example,
     make_head,
 )
@@ -77,7 +79,7 @@ from pipeline_ops.training.own_step import (
     make_synchronous_loop,
     refuse_options,
 )
-from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images
+from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images, trace_own_change
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.strategy import (
@@ -94,6 +96,7 @@ from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
+from pipeline_ops.user_code.opened_files import require_named_files
 
 BuildModel = Callable[[], keras.Model]
 _TELL_SECONDS = 1.0
@@ -259,8 +262,9 @@ def build_trainer(
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)
+    own_change = load_own_change(config, image_shape, code_folder)
     input_pipeline = InputPipeline(
-        config, dataset, task, shard, code, report_input, tell_preparation
+        config, dataset, task, shard, code, report_input, tell_preparation, own_change
     )
     return Trainer(
         spec,
@@ -374,6 +378,18 @@ def load_user_functions(
         for path in config.own_metrics
     }
     return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
+
+
+def load_own_change(
+    config: Train, image_shape: tuple[int, int, int], folder: Path
+) -> OwnChange | None:
+    """Loads and checks the function of `train.input.augment.own`."""
+    path, key = config.input.augment.own, "train.input.augment.own"
+    if path is None:
+        return None
+    function = load_function(path, key, folder)
+    with require_named_files(folder, f"{key}: {path}"):
+        return trace_own_change(function, f"{key}: {path}", image_shape)
 
 
 def make_loop(

@@ -27,6 +27,12 @@ key_of_optimizer:   epochs: 3\n ->   epochs: 3\n  learning_rate: 0.1\n
     9: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?
 key_of_train: pipeline: small\n -> pipeline: small\nepochs: 3\n
     2: epochs: unknown key; did you mean train.epochs?
+zoom:   epochs: 3\n ->   epochs: 3\n  input: {augment: {RandomZoom: 0.2}}\n
+    9: train.input.augment.RandomZoom: unknown key; write train.input.augment: {scale: {min:
+clipnorm:   epochs: 3\n ->   epochs: 3\n  clipnorm: 1.0\n
+    9: train.clipnorm: unknown key; write train.optimizer: {clip: {norm: 1.0}}
+batch_size: pipeline: small\n -> pipeline: small\nbatch_size: 32\n
+    2: batch_size: unknown key; write train.global_batch_size: 64
 wrong_type: epochs: 3 -> epochs: twenty
     8: train.epochs | valid integer, got 'twenty'
 metric: metric: accuracy -> metric: acuracy

@@ -113,6 +113,19 @@ loss: 'a:b', class_weights: true
     class_weights belongs to the cross-entropy
 input: {augment: {mosaic: 0.5}}
     input.augment.mosaic: four images have four labels, and digits_cnn gives one
+model: center_detector, input: {augment: {mixup: 0.2}}
+    input.augment.mixup: it mixes the classes of two images, and center_detector gives boxes.
+    Remove it, or use mosaic.
+model: center_detector, input: {augment: {cutmix: 1.0}}
+    input.augment.cutmix: it mixes the classes of two images
+input: {augment: {own: jitter}}
+    a function of your own is named as my_package.my_module:function, got 'jitter'
+loss: sparse_categorical_crossentropy
+    got 'sparse_categorical_crossentropy'. Leave train.loss out, because the cross-entropy of
+metrics: [accuracy]
+    got 'accuracy'. Leave it out, because every training reports the accuracy
+loss: keras.losses.poisson
+    got 'keras.losses.poisson'. Write keras.losses:poisson
 input: {augment: {min_visible: 0.5}}
     input.augment.min_visible is for boxes, and digits_cnn is not a detector
 input: {repeat_threshold: 0.001, shuffle: shards}

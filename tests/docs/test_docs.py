@@ -149,13 +149,15 @@ KNOWN_PROGRAMS = {
 
 
 @pytest.mark.training
-def test_the_callback_on_the_page_stops_a_training(tmp_path, monkeypatch):
-    [block] = [b for b in BLOCKS if b.page.name == "training-options.md" and b.language == "python"]
-    (tmp_path / "my_callbacks.py").write_text(block.text)
+def test_callback_and_change_of_images_on_the_page_work_in_a_training(tmp_path, monkeypatch):
+    blocks = [b for b in BLOCKS if b.page.name == "training-options.md" and b.language == "python"]
+    for name, block in zip(("my_changes", "my_callbacks"), blocks, strict=True):
+        (tmp_path / f"{name}.py").write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.syspath_prepend(tmp_path)
     callbacks = ["my_callbacks:StopWhenGood"]
     used = {"train__epochs": 20, "train__workers": 1, "train__callbacks": callbacks}
+    used |= {"train__input__augment__own": "my_changes:shade"}
     write_digits(tmp_path / "raw")
     source = {"preprocess__source__path": str(tmp_path / "raw")}
     manifests = run_jobs(CONFIGS / "digits.yaml", tmp_path, "train", **used, **source)

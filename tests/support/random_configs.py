@@ -35,6 +35,7 @@ SCENE = (64, 80)
 _MAX_CHANGES = 12
 _NETS = """
 import keras
+import tensorflow as tf
 
 
 def build(image_shape, num_classes, units=24):
@@ -51,6 +52,10 @@ def hinge(labels, logits):
 
 def top_2(labels, logits):
     return keras.metrics.sparse_top_k_categorical_accuracy(labels, logits, k=2)
+
+
+def shade(image, seed):
+    return image * tf.random.stateless_uniform([], seed, 0.7, 1.0)
 
 
 watch = keras.callbacks.LambdaCallback()
@@ -342,6 +347,11 @@ TABLE: Mapping[str, Sequence[Change]] = {
         {"train.input.augment.scale": {"min": 0.7, "max": 1.4}, "train.input.augment.shift": 0.1},
         {"train.input.augment.brightness": 0.3, "train.input.augment.contrast": 0.4},
         {"train.input.augment.saturation": 0.5},
+        {"train.input.augment.rotation": 15.0},
+        {"train.input.augment.rotation": 180.0, "train.input.augment.own": "nets:shade"},
+        {"train.input.augment.mixup": 0.2},
+        {"train.input.augment.cutmix": 1.0},
+        {"train.input.augment.mixup": 1.0, "train.input.augment.cutmix": 0.5},
         {"train.input.augment.mosaic": 0.5},
         {"train.input.augment.crops": [{"min_object_covered": 0.5}, {"keep_whole": 0.5}]},
         {"train.input.augment.min_visible": 0.8},

@@ -157,7 +157,20 @@ AUGMENT = {
     "contrast": 0.2,
 }
 
+MIXED = {
+    "input.augment": {"mixup": 0.4, "cutmix": 1.0, "rotation": 15, "flip_left_right": True},
+    "label_smoothing": 0.1,
+    "class_weights": True,
+}
+OWN = {"input.augment": {"mixup": 0.4, "own": "acme_vision.changes:jitter"}}
+
 ROWS |= {
+    "mixtures of two images": Row(GANG, MIXED),
+    "mixtures and micro-batches": Row(GANG | {"micro_batches": 2}, MIXED),
+    "mixtures and xla": Row({"xla": "step"}, MIXED),
+    "mixtures on parameter servers": Row(SERVERS, MIXED),
+    "mixtures with divided layers": Row(SHARDED, MIXED),
+    "own changes and an own loss": Row(GANG, OWN | {"loss": "acme_vision.objectives:focal_loss"}),
     "three workers, an odd batch and augmentation": Row(
         GANG | {"workers": 3}, {"global_batch_size": 31, "input.augment": AUGMENT}
     ),

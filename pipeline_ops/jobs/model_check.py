@@ -100,6 +100,7 @@ _CHECKED_KEYS = (
     "model_parameters",
     "loss",
     "metrics",
+    "dataset",
     "callbacks",
     "label_smoothing",
     "precision",
@@ -157,7 +158,7 @@ class StageTrials(BaseModel):
 def requires_process(train: Train) -> bool:
     """Returns whether the check requires building the model."""
     has_own_code = is_user_function(train.model) or train.loss or train.metrics or train.callbacks
-    return bool(has_own_code or train.model_parameters or train.freeze)
+    return bool(has_own_code or train.dataset or train.model_parameters or train.freeze)
 
 
 def validate_training(
@@ -176,6 +177,8 @@ def validate_training(
     own = Train.model_validate(training.train)
     added = [path for path in training.gate_metrics if path not in own.own_metrics]
     train = own.model_copy(update={"metrics": own.metrics + added})
+    if training.has_hosts:  # the data of the author's own may be there alone
+        train = train.model_copy(update={"dataset": None})
     validate_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):
         raise _make_located_error(

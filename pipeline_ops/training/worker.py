@@ -66,6 +66,7 @@ from pipeline_ops.training.checkpoints import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop, SynchronousLoop
 from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.own_dataset import OwnInputPipeline, open_own_dataset
 from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
@@ -246,9 +247,15 @@ def build_trainer(
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)
-    input_pipeline = InputPipeline(
-        config, dataset, task, shard, code, report_input, tell_preparation
-    )
+    if config.dataset:
+        part = open_own_dataset(config, image_shape, code_folder, *shard)
+        input_pipeline: InputPipeline = OwnInputPipeline(
+            config, dataset, task, shard, part, gather, report_input
+        )
+    else:
+        input_pipeline = InputPipeline(
+            config, dataset, task, shard, code, report_input, tell_preparation
+        )
     return Trainer(
         spec,
         config,

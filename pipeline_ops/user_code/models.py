@@ -115,6 +115,7 @@ def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
     paths = {
         "train.model": train.model if is_user_function(train.model) else None,
         "train.loss": train.loss,
+        "train.dataset": train.dataset,
     }
     callbacks = [path for path, _ in train.callback_arguments]
     for name, own in (("metrics", [*train.own_metrics]), ("callbacks", callbacks)):

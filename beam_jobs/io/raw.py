@@ -14,9 +14,12 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from beam_jobs.io.arrays import UnreadableArray, open_array, to_pixels
+from beam_jobs.io.example import encode_png
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_file_version
@@ -31,7 +34,9 @@ class PackedImage:
     """An image inside a file with many images, the `container`.
 
     `num_bytes` and `digest` are the image's own, like a RawFile's. `offset` is the image's first
-    byte in the file, or, if `column` names a column of a Parquet file, the image's row.
+    byte in the file, or, if `column` names a column of a Parquet file, the image's row. If `scale`
+    is set, `column` is an array of NumPy, whose values times `scale` are the pixels. The size and
+    the digest are those of the pixels then, and the image is read as a PNG.
     """
 
     key: str
@@ -40,6 +45,7 @@ class PackedImage:
     container: RawFile
     offset: int
     column: str = ""
+    scale: float = 0
 
     def check(self, image: bytes | None) -> bytes:
         """Returns the image. Raises MachineError: it is not the one that the driver saw."""
@@ -51,7 +57,7 @@ class PackedImage:
 Raw = RawFile | PackedImage
 _FETCH_LIMITS, _ROW_LIMITS = (32, 16e6), (None, 128e6)
 """Numbers of images and of their bytes that a worker reads ahead: from a store, and from Parquet
-files. The first one that is reached counts."""
+files and arrays. The first one that is reached counts."""
 
 
 def find_raw_file(raw: Raw) -> RawFile:
@@ -144,16 +150,33 @@ def _fetch(raws: Sequence[Raw], folder: RawFolder) -> dict[str, bytes]:
 
 
 def _read_rows(raws: Iterable[PackedImage], folder: RawFolder) -> dict[str, bytes]:
-    """Images in Parquet files, by key. Each row group is read once, one at a time."""
-    groups: dict[tuple[RawFile, str], list[PackedImage]] = defaultdict(list)
+    """Images in Parquet files and arrays, by key. Each part of a file is read once, in order."""
+    groups: dict[tuple[RawFile, str, float], list[PackedImage]] = defaultdict(list)
     for raw in raws:
-        groups[raw.container, raw.column].append(raw)
+        groups[raw.container, raw.column, raw.scale].append(raw)
     found: dict[str, bytes] = {}
-    for (container, column), members in groups.items():
+    for (container, column, scale), members in groups.items():
         with translate_read_errors(container.key), open_raw(container, folder) as file:
+            if scale:
+                found |= dict(_read_array_rows(file, column, scale, members))
+                continue
             rows = read_rows(file, column, [raw.offset for raw in members])
         found |= {raw.key: raw.check(rows.pop(raw.offset, None)) for raw in members}
     return found
+
+
+def _read_array_rows(
+    file: BinaryIO, name: str, scale: float, raws: Iterable[PackedImage]
+) -> Iterator[tuple[str, bytes]]:
+    """The keys and PNGs of images in an array. Raises MachineError: the array has changed."""
+    try:
+        with open_array(file, name) as array:
+            for raw in sorted(raws, key=attrgetter("offset")):
+                pixels = to_pixels(array.read(raw.offset, 1), scale)[0]
+                raw.check(pixels.tobytes())
+                yield raw.key, encode_png(pixels)
+    except UnreadableArray:
+        raise make_change_error(name) from None
 
 
 def _read_file(raw: RawFile, folder: Path) -> bytes:

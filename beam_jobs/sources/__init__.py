@@ -19,6 +19,7 @@ from beam_jobs.sources import (
     jsonl,
     label_studio,
     labelme,
+    npz,
     parquet,
     tfds,
     tfrecord,
@@ -72,6 +73,7 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
     "jsonl": CatalogueSource(jsonl, 'a .jsonl file with lines {"path": "1.jpg", "label": "cat"}'),
     "tfrecord": CatalogueSource(tfrecord, "TFRecord files with image/encoded and labels or boxes"),
     "parquet": CatalogueSource(parquet, "Parquet files"),
+    "npz": CatalogueSource(npz, "an .npz file, or .npy files, with arrays of images and labels"),
     "webdataset": CatalogueSource(webdataset, "tar files in which a name has an image and a label"),
     "label_studio": CatalogueSource(
         label_studio, "the JSON export of Label Studio, and the images"

@@ -49,9 +49,10 @@ def validate_model_for_data(config: PipelineConfig) -> None:
 def check_train_split(train: Train, num_examples: int, place: str) -> None:
     """Raises DataError if a training split has fewer examples than one step needs.
 
-    `place` is the data set or the raw data that the split is of.
+    `place` is the data set or the raw data that the split is of. Only the training knows the size
+    of `train.dataset`.
     """
-    if num_examples < train.batch_size:
+    if num_examples < train.batch_size and not train.dataset:
         raise DataError(
             f"the train split of {place} has {num_examples} examples, fewer than one global batch "
             f"({train.batch_size}). Lower train.{train.batch_key} or add data."

@@ -78,9 +78,9 @@ class Source(Section):
 
     path: str = operational_field(..., is_path=True)
     """The folder that holds all of the raw data, or a URI such as s3://bucket/folder. All files
-    below it are in the fingerprint, for `tfrecord`, `webdataset` and `parquet` those that the
-    config names. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the start of the run's
-    data interval (`{end}` its end), which backfills need."""
+    below it are in the fingerprint, for `tfrecord`, `webdataset`, `parquet` and `npz` those that
+    the config names. For data by day or by hour, `raw/{start:%Y-%m-%d}` contains the start of the
+    run's data interval (`{end}` its end), which backfills need."""
 
     @property
     def folder(self) -> str:
@@ -304,6 +304,38 @@ class ParquetSource(FieldsSource):
     @property
     def file_patterns(self) -> tuple[str, ...] | None:
         return super().file_patterns if self.images is None else None
+
+
+class ArraysPart(FilesPart):
+    """Arrays of images and of their labels in files of NumPy, by their names in them."""
+
+    images: str | None = None
+    """For `npz`, the array of the images, in an `.npz` file with a single array and in an `.npy`
+    file its name without suffix. Null finds pairs by their names, such as `x_train` and `y_train`,
+    or `val_images` and `val_labels`."""
+    labels: str | None = None
+    """For `npz`, the array of the labels."""
+
+    @model_validator(mode="after")
+    def _validate_pair(self) -> Self:
+        if (self.images is None) != (self.labels is None):
+            raise ValueError("needs images and labels, or none of them")
+        return self
+
+
+class NpzSource(AnnotatedSource):
+    """Arrays of NumPy, as Keras's data sets and medMNIST have them.
+
+    Images are [N, H, W] or [N, H, W, C]. Labels are numbers, one-hot rows or text. The split of a
+    part, or else the names of its arrays, tell the splits.
+    """
+
+    type: Literal["npz"]
+    parts: list[ArraysPart] = Field([ArraysPart(files="*.np[yz]")], min_length=1)
+
+    @property
+    def file_patterns(self) -> tuple[str, ...]:
+        return tuple(part.files for part in self.parts)
 
 
 class YoloSource(AnnotatedSource):
@@ -579,6 +611,7 @@ AnySource = (
     | TfrecordSource
     | WebdatasetSource
     | ParquetSource
+    | NpzSource
     | YoloSource
     | LabelStudioSource
     | CvatSource

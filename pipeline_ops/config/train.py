@@ -608,6 +608,10 @@ class Train(TaskSection):
     """`my_package.my_module:step`, a function that takes a training step: of the model, its
     optimizer, a batch of images and labels, and `tf.distribute.ReplicaContext`. It returns its
     figures by name (docs/own-model.md). Null is the step of the model, if it has one."""
+    dataset: UserFunction | None = advanced_field(None)
+    """`my_package.my_module:dataset`, a function of a split (`train`), the index and the number of
+    equal parts that returns a `tf.data.Dataset` with this part of the training examples, (image,
+    label). Null is the data set's train split (docs/training-options.md)."""
     strategy: Strategy = "multi_worker_mirrored"
     workers: int = Field(1, ge=1, le=1024)
     min_workers: int | None = operational_field(None, ge=1, le=1024, is_advanced=True)
@@ -733,6 +737,16 @@ class Train(TaskSection):
     def max_epochs(self) -> int | None:
         """The limit of epochs. None if only `steps` limits the training."""
         return self.epochs or (None if self.steps else _DEFAULT_EPOCHS)
+
+    @property
+    def dataset_remark(self) -> str:
+        """Says what does not hold for the examples of `dataset`."""
+        return (
+            f"The training images came from train.dataset ({self.dataset}), and not from the train "
+            "split of the data set, of which the figures of the data tell. Changes of the data "
+            "behind it are not noticed. What it draws at random, a restart draws anew within the "
+            "epoch, and a batch that diverges is not saved"
+        )
 
     def count_epochs(self, num_examples: int) -> int:
         """Returns the number of epochs of a training split, with the one that `steps` cuts off."""
@@ -1105,10 +1119,27 @@ class Train(TaskSection):
                 f"{self.freeze_epochs}. All weights learn in the epochs after it."
             )
 
+    def _validate_dataset(self) -> None:
+        """Rejects options for the examples of the data set beside those of `dataset`."""
+        if not self.dataset:
+            return
+        for name in ("augment", "shuffle", "repeat_threshold", "cache", "cache_limit_mib"):
+            if getattr(self.input, name) != getattr(InputOptions(), name):
+                raise ValueError(
+                    f"input.{name} is for the data set's train split, and dataset: {self.dataset} "
+                    "makes the training examples itself. Do it there, or leave one of them out."
+                )
+        if self.class_weights:
+            raise ValueError(
+                "class_weights are counted on the data set's train split, and the training "
+                f"examples come from dataset: {self.dataset}. Leave class_weights out."
+            )
+
     def _validate_labels(self) -> None:
         """Rejects options of the other task, or of the cross-entropy beside another loss."""
         is_detector = self.task == "detection"
-        for name in ("loss", "metrics", "label_smoothing"):
+        self._validate_dataset()
+        for name in ("loss", "metrics", "label_smoothing", "dataset"):
             if is_detector and getattr(self, name):
                 raise ValueError(f"{name} is for classification, and {self.model} is a detector")
         for name in ("class_weights", "label_smoothing"):

@@ -100,6 +100,7 @@ _CHECKED_KEYS = (
     "model_parameters",
     "loss",
     "metrics",
+    "dataset",
     "callbacks",
     "label_smoothing",
     "precision",
@@ -160,8 +161,9 @@ class StageTrials(BaseModel):
 
 def requires_process(train: Train) -> bool:
     """Returns whether the check requires building the model."""
-    own = (train.loss, train.metrics, train.callbacks, train.input.augment.own)
-    has_own_code = is_user_function(train.model) or any(own)
+    own = (train.loss, train.metrics, train.callbacks, train.input.augment.own, train.step)
+    others = (train.dataset, train.optimizer.is_own, train.optimizer.schedule.type == "own")
+    has_own_code = is_user_function(train.model) or any(own) or any(others)
     return bool(has_own_code or train.model_parameters or train.freeze)
 
 
@@ -181,6 +183,8 @@ def validate_training(
     own = Train.model_validate(training.train)
     added = [path for path in training.gate_metrics if path not in own.own_metrics]
     train = own.model_copy(update={"metrics": own.metrics + added})
+    if training.has_hosts:  # the data of the author's own may be there alone
+        train = train.model_copy(update={"dataset": None})
     validate_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):
         raise _make_located_error(

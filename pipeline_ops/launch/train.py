@@ -126,7 +126,7 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
             f"{model_task}. Choose a model for {dataset.task}. The data set is {uri}"
         )
     num_epochs = config.count_epochs(dataset.num_examples["train"])
-    if config.freeze_epochs >= num_epochs:
+    if config.freeze_epochs >= num_epochs and not config.dataset:
         raise ConfigError(
             f"train.freeze_epochs must be smaller than the number of epochs ({num_epochs}), got "
             f"{config.freeze_epochs}. Raise train.steps. The data set is {uri}"
@@ -388,6 +388,7 @@ def summarize_training(
             "warnings": [
                 *state["warnings"],
                 *warn_of_parts(config, gang.config),
+                *([config.dataset_remark] if config.dataset else []),
                 *warn_of_validation(dataset),
             ],
             "weights_digest": digests[0],

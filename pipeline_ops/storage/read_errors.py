@@ -16,8 +16,10 @@ from pipeline_ops.storage.parsing import describe_validation_error
 
 _NODE_PREFIX = "[[{{node"
 """Follows the reason. The lines before the reason are headings and Python stacks."""
-_OPERATION = re.compile(r"^{{function_node [^}]*}} | \[Op:\w+\].*$")
-"""Surrounds the reason of an operation outside of any graph."""
+_OPERATION = re.compile(
+    r"^{{function_node [^}]*}} | \[Op:\w+\].*$|Error in user-defined function .* iterator: \S+: "
+)
+"""Surrounds the reason of an operation outside of any graph, or in a data set's function."""
 _ASSERTION_PREFIX = "assertion failed: ["
 _DISK_ERROR_TYPES = frozenset(
     f"{name}Error"

@@ -41,6 +41,7 @@ else:
     )
     from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.loop import require_scaled_loss
+    from pipeline_ops.training.own_dataset import check_own_dataset
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
@@ -71,6 +72,8 @@ def check_model(
         load_callbacks(path, arguments, config, folder)
     load_own_change(config, request.image_shape, folder)
     size = request.image_shape, request.num_classes
+    if config.dataset:
+        check_own_dataset(config, *size, folder)
     images = list_images((_NUM_IMAGES, *request.image_shape))
     name, is_own = f"train.model: {config.model}", is_user_function(config.model)
     with convert_user_errors(name, is_own):
@@ -166,7 +169,7 @@ def main() -> None:
             work = Path(sys.argv[1]).parent
             with use_code(request, work) as folder:
                 check_model(request, folder, work)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         answer = {"fault": str(error)}
     write_json(Path(sys.argv[1]), answer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -64,9 +65,7 @@ class InputPipeline:
             )
         self._parse = task.parse
         self._slice = slice_batch(*shard, config.batch_size)
-        self.num_epochs = config.count_epochs(self._split.num_examples)
-        end = self._split.compute_epoch_end_step(self.num_epochs - 1, config.batch_size)
-        self.total_steps = min(end, config.steps or end)
+        self._set_length()
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(
             self._split, task.parse, config.input, self._cache, version, report, self._order, tell
@@ -78,10 +77,22 @@ class InputPipeline:
             config.model_parameters.get("max_boxes"),
             own_change,
         )
-        self.validation = open_split(dataset, "validation", for_validation)
+        self._open_validation(dataset, task, shard, for_validation)
+
+    def _set_length(self) -> None:
+        config = self._config
+        self.num_epochs = config.count_epochs(self._split.num_examples)
+        end = self._split.compute_epoch_end_step(self.num_epochs - 1, config.batch_size)
+        self.total_steps = min(end, config.steps or end)
+
+    def _open_validation(
+        self, dataset: HostDataset, task: Task, shard: tuple[int, int], budget_bytes: int
+    ) -> None:
+        self.figures = dataset.figures
+        self.validation = open_split(dataset, "validation", budget_bytes)
         # Its parts get smaller with those of training, where a device has little memory.
         size = self.validation_batch_size = max(
-            1, task.evaluation_batch_size // config.micro_batches
+            1, task.evaluation_batch_size // self._config.micro_batches
         )
         index, workers = shard
         num_own = len(range(index, self.validation.num_examples, workers))
@@ -105,6 +116,10 @@ class InputPipeline:
                 self._config.input.window,
             )
         )
+
+    def raise_errors(self) -> contextlib.AbstractContextManager[None]:
+        """Raises the author's errors, and not those of TensorFlow, if they make the batches."""
+        return contextlib.nullcontext()
 
     def read_step(self, step: int) -> list[bytes]:
         """Returns the examples of one step's global batch, as they lie in the shards."""

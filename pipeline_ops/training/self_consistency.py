@@ -182,7 +182,7 @@ def _refuse_unseeded(graph: Any, name: str) -> None:
             )
     if handles := {id(each.handle) for each in graph.variables}:
         raise ConfigError(
-            f"{name} uses variables ({_locate_reads(graph, handles)}), as Keras's layers do, also "
+            f"{name} uses variables ({locate_reads(graph, handles)}), as Keras's layers do, also "
             f"to draw numbers. {cure}, or put the layers into the model."
         )
 

@@ -198,7 +198,8 @@ class Trainer:
             if has_batch_hooks:
                 max_steps, batch = 1, state.step - begin
                 self._call_batch_hook("on_train_batch_begin", batch)
-            result = self._take_steps(max_steps)
+            with self.input.raise_errors():
+                result = self._take_steps(max_steps)
             if has_batch_hooks:
                 self._call_batch_hook("on_train_batch_end", batch, self._compute_epoch_means())
             self.checkpoints.raise_failure()
@@ -281,11 +282,14 @@ class Trainer:
             message = state.warnings[-1]
         self.progress.report("diverged", state.step, unit="steps", message=message)
 
-    def _save_batch(self, step: int, loss: float, epoch: int) -> Path:
-        """Writes a step's examples as a TFRecord file, and their keys as JSON. Returns its path."""
+    def _save_batch(self, step: int, loss: float, epoch: int) -> str:
+        """Writes a step's examples as a TFRecord file, and their keys as JSON. Says where."""
+        if self.config.dataset:
+            return "Its batch came from train.dataset, and is not saved."
         file = Path(self.spec.work) / DIVERGED / f"step-{step:09d}.tfrecord"
+        place = f"Its batch is in {file}."
         if not self.spec.is_chief:
-            return file
+            return place
         file.parent.mkdir(parents=True, exist_ok=True)
         examples = self.input.read_step(step)
         with tf.io.TFRecordWriter(str(file)) as writer:
@@ -301,7 +305,7 @@ class Trainer:
             "keys": [key.decode("utf-8", "backslashreplace") for key in keys],
         }
         write_json(file.with_suffix(".json"), facts)
-        return file
+        return place
 
     def _compute_learning_rate(self, step: int) -> float:
         if self.loop.learning_rate is None:
@@ -492,13 +496,13 @@ class Trainer:
 
 
 def _apply_divergence_policy(
-    config: Train, state: TrainingState, step: int, loss: float, batch: Path
+    config: Train, state: TrainingState, step: int, loss: float, batch: str
 ) -> None:
     """Raises ConfigError if the config's policy is to stop, or its budget is spent."""
     policy = config.on_divergence
     description = (
         f"the loss or the weights diverged at step {step} (loss {loss:g}, "
-        f"learning rate {state.learning_rate:g}). Its batch is in {batch}."
+        f"learning rate {state.learning_rate:g}). {batch}"
     )
     if policy.action == "stop":
         raise ConfigError(

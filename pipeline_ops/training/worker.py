@@ -74,6 +74,7 @@ from pipeline_ops.training.checkpoints import (
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.optimizer import load_schedule, make_optimizer
+from pipeline_ops.training.own_dataset import OwnInputPipeline, open_own_dataset
 from pipeline_ops.training.own_step import (
     OwnStepLoop,
     make_synchronous_loop,
@@ -262,10 +263,16 @@ def build_trainer(
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)
-    own_change = load_own_change(config, image_shape, code_folder)
-    input_pipeline = InputPipeline(
-        config, dataset, task, shard, code, report_input, tell_preparation, own_change
-    )
+    if config.dataset:
+        part = open_own_dataset(config, image_shape, code_folder, *shard)
+        input_pipeline: InputPipeline = OwnInputPipeline(
+            config, dataset, task, shard, part, gather, report_input
+        )
+    else:
+        own_change = load_own_change(config, image_shape, code_folder)
+        input_pipeline = InputPipeline(
+            config, dataset, task, shard, code, report_input, tell_preparation, own_change
+        )
     return Trainer(
         spec,
         config,

@@ -119,6 +119,7 @@ def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
         "train.optimizer": train.optimizer.name if train.optimizer.is_own else None,
         "train.optimizer.schedule": getattr(train.optimizer.schedule, "function", None),
         "train.input.augment.own": train.input.augment.own,
+        "train.dataset": train.dataset,
     }
     callbacks = [path for path, _ in train.callback_arguments]
     for name, own in (("metrics", [*train.own_metrics]), ("callbacks", callbacks)):

@@ -94,7 +94,7 @@ pipeline: small -> pipeline: small\nstorage: {root: 's3://bucket', endpoint: 'mi
     small.yaml:2: storage.endpoint: must begin with https:// or http://, got minio:9000
 type: image_folder -> type: zip
     preprocess.source.type: unknown type 'zip'; valid names are coco, csv, cvat, image_folder,
-    jsonl, label_studio, labelme, parquet, tfds, tfrecord, via, voc, webdataset, yolo
+    jsonl, label_studio, labelme, npz, parquet, tfds, tfrecord, via, voc, webdataset, yolo
 type: image_folder -> type: [voc]
     small.yaml:3: preprocess.source.type: unknown type
 {type: image_folder, path: raw} -> {path: raw}

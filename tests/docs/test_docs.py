@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 from job_chain import run_jobs
@@ -150,8 +151,9 @@ KNOWN_PROGRAMS = {
 
 @pytest.mark.training
 def test_callback_and_change_of_images_on_the_page_work_in_a_training(tmp_path, monkeypatch):
-    blocks = [b for b in BLOCKS if b.page.name == "training-options.md" and b.language == "python"]
-    for name, block in zip(("my_changes", "my_callbacks"), blocks, strict=True):
+    names = {"def shade": "my_changes", "class StopWhenGood": "my_callbacks"}
+    for start, name in names.items():
+        [block] = [each for each in BLOCKS if start in each.text]
         (tmp_path / f"{name}.py").write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.syspath_prepend(tmp_path)
@@ -163,6 +165,17 @@ def test_callback_and_change_of_images_on_the_page_work_in_a_training(tmp_path, 
     manifests = run_jobs(CONFIGS / "digits.yaml", tmp_path, "train", **used, **source)
     figures = read_manifest(manifests["train"]).figures
     assert figures["stopped_early"] and len(figures["history"]) < 10
+
+
+def test_the_function_of_own_data_on_the_page_can_be_trained_with(tmp_path):
+    from pipeline_ops.training.own_dataset import check_own_dataset
+
+    [block] = [b for b in BLOCKS if "def digits(split, index, count)" in b.text]
+    images = np.arange(40 * 64).reshape(40, 8, 8).astype(np.uint8)
+    np.savez(tmp_path / "digits.npz", x_train=images, y_train=np.arange(40) % 10)
+    (tmp_path / "digits_of_the_page.py").write_text(block.text.replace("/data", str(tmp_path)))
+    config = Train(model="dense", dataset="digits_of_the_page:digits", workers=2)
+    check_own_dataset(config, (8, 8, 1), 10, tmp_path)
 
 
 def test_the_data_set_of_the_page_is_read_in_a_notebook(dataset):

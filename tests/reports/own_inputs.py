@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from reports.drawing import (
     HEIGHT,
@@ -478,6 +479,34 @@ def k12_archive(out):
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
+
+
+def _draw_arrays(count: int) -> dict[str, np.ndarray]:
+    images = [draw_blob(number, "cat" if number % 2 else "dog") for number in range(count)]
+    labels = np.array(["cat" if number % 2 else "dog" for number in range(count)])
+    return {"images": np.stack(images), "labels": labels}
+
+
+@case
+def k12_arrays(out):
+    """As medMNIST has them."""
+    out.mkdir(exist_ok=True)
+    arrays = {f"{part}_{k}": v for part in ("train", "val") for k, v in _draw_arrays(20).items()}
+    np.savez_compressed(out / "pets.npz", **arrays)
+
+
+@case
+def k12_fractions(out):
+    out.mkdir(exist_ok=True)
+    for name, array in _draw_arrays(30).items():
+        np.save(out / f"{name}.npy", array / np.float32(255) if name == "images" else array)
+
+
+@case
+def k12_pickled_arrays(out):
+    out.mkdir(exist_ok=True)
+    arrays = _draw_arrays(20)
+    np.savez(out / "pets.npz", images=arrays["images"], labels=arrays["labels"].astype(object))
 
 
 # 13. Messages

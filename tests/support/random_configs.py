@@ -240,6 +240,7 @@ NOT_DRAWN = {
     "pool": "Airflow has it, and no job",
     "retries": "Airflow has it, and no job",
     "timeout_seconds": "it ends the process of the job, and here the jobs have none",
+    "train.dataset": "it must make the sizes of the stages, see tests/training/test_own_dataset.py",
     "train.hosts": "groups hosts and containers have other hosts",
     "train.tpu": "there is none",
     "preprocess.source.": "`CLASS_SOURCES` and `BOX_SOURCES`",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 from unittest import mock
@@ -50,6 +51,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
             total_steps=4,
             validation_batches=[],
             num_validation_batches=0,
+            raise_errors=contextlib.nullcontext,
         ),
         mock.Mock(**{"restore_common.return_value": None}, saved_step=0),
         lambda: state,

@@ -578,7 +578,8 @@ def _to_metric(value: Any) -> Any:
     """Returns an entry of `metrics`: a path, or modes by path. Raises ValueError with the form."""
     entry = {value: {}} if isinstance(value, str) else value
     if not isinstance(entry, dict) or any(
-        each not in ({}, {"mode": "min"}, {"mode": "max"}) for each in entry.values()
+        not isinstance(each, dict) or each.get("mode", "min") not in ("min", "max")
+        for each in entry.values()
     ):
         raise ValueError(
             "a metric is `my_module:metric`, or with its better direction "
@@ -598,12 +599,16 @@ class Train(TaskSection):
     model_parameters: dict[str, Any] = {}
     """Arguments for the function that builds the model."""
     loss: UserFunction | None = advanced_field(None)
-    """`my_package.my_module:loss`, a function of labels and logits that returns a loss for each
-    example. Null is cross-entropy."""
+    """`my_package.my_module:loss`, a function of labels and the model's outputs that returns a loss
+    for each example, or one of Keras, `keras.losses:CategoricalFocalCrossentropy`, with arguments
+    as `keras.losses:CategoricalFocalCrossentropy: {gamma: 3}`. Null is cross-entropy."""
+    loss_arguments: dict[str, Any] = advanced_field({})
+    """The arguments of `loss`, which may also stand behind its path."""
     metrics: list[Annotated[str | dict[str, Any], AfterValidator(_to_metric)]] = advanced_field([])
     """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
     function's name, next to accuracy. What is monitored, searched for or compared needs its better
-    direction: `my_package.my_module:metric: {mode: min}`, or max."""
+    direction: `my_package.my_module:metric: {mode: min}`, or max. Arguments stand beside it,
+    `keras.metrics:SparseTopKCategoricalAccuracy: {k: 3}`."""
     step: UserFunction | None = advanced_field(None)
     """`my_package.my_module:step`, a function that takes a training step: of the model, its
     optimizer, a batch of images and labels, and `tf.distribute.ReplicaContext`. It returns its
@@ -733,6 +738,15 @@ class Train(TaskSection):
     """Time without a sign of life from a host or a process after which it counts as lost, even in
     the middle of a long step."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_loss(cls, value: Any) -> Any:
+        loss = value.get("loss") if isinstance(value, dict) else None
+        if not isinstance(loss, dict) or len(loss) != 1:
+            return value
+        [(path, arguments)] = loss.items()
+        return {**value, "loss": path, "loss_arguments": arguments}
+
     @property
     def max_epochs(self) -> int | None:
         """The limit of epochs. None if only `steps` limits the training."""
@@ -769,8 +783,20 @@ class Train(TaskSection):
     @property
     def own_metrics(self) -> dict[str, Mode | None]:
         """The better direction of each function of `metrics` by its path, None if not given."""
+        return {path: given.get("mode") for path, given in self._metric_entries.items()}
+
+    @property
+    def metric_arguments(self) -> dict[str, dict[str, Any]]:
+        """The arguments of each function of `metrics` by its path."""
+        return {
+            path: {name: value for name, value in given.items() if name != "mode"}
+            for path, given in self._metric_entries.items()
+        }
+
+    @property
+    def _metric_entries(self) -> dict[str, dict[str, Any]]:
         entries = (each if isinstance(each, dict) else {each: {}} for each in self.metrics)
-        return {path: given.get("mode") for entry in entries for path, given in entry.items()}
+        return {path: given for entry in entries for path, given in entry.items()}
 
     def find_mode(self, figure: str) -> Mode | None:
         """Returns the better direction of a figure. None if it is an own one without a mode."""
@@ -1142,12 +1168,13 @@ class Train(TaskSection):
         for name in ("loss", "metrics", "label_smoothing", "dataset"):
             if is_detector and getattr(self, name):
                 raise ValueError(f"{name} is for classification, and {self.model} is a detector")
-        for name in ("class_weights", "label_smoothing"):
-            if self.loss and getattr(self, name):
-                raise ValueError(
-                    f"{name} belongs to the cross-entropy. Apply it inside your own loss, "
-                    f"{self.loss}."
-                )
+        if self.loss and self.label_smoothing:
+            raise ValueError(
+                f"label_smoothing belongs to the cross-entropy. Apply it inside {self.loss}, or "
+                "give it to a loss of Keras: {label_smoothing: 0.1}."
+            )
+        if self.loss_arguments and not self.loss:
+            raise ValueError("loss_arguments are for a loss. Name it in loss.")
         augment = self.input.augment
         if augment.mosaic and not is_detector:
             raise ValueError(

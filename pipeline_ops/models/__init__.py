@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import keras
@@ -32,6 +32,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.classification import return_logits
 from pipeline_ops.models.detection import Head
+from pipeline_ops.models.own_functions import make_per_example
 from pipeline_ops.user_code import modules
 from pipeline_ops.user_code.opened_files import require_named_files
 
@@ -44,11 +45,6 @@ _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 _METHODS_OF_FIT = (
     *("predict_step", "stateless_compute_loss", "make_train_function", "make_test_function"),
     *("make_predict_function", "fit", "evaluate", "predict"),
-)
-_PER_EXAMPLE_HINT = (
-    "Write a function of labels and logits that returns a value for each example: "
-    "def loss(labels, logits): return "
-    "keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)"
 )
 
 
@@ -269,29 +265,8 @@ def load_function(path: str, key: str, folder: Path) -> Callable[..., Any]:
     return found
 
 
-def load_per_example(path: str, key: str, folder: Path) -> Callable[..., Any]:
-    """Returns the loss or the metric behind a module path.
-
-    Rejects objects and classes of Keras, and its functions that take probabilities by default.
-    """
-    found = load_function(path, key, folder)
-    kind = found if isinstance(found, type) else type(found)
-    if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
-        raise ConfigError(
-            f"{key}: {path} is {'the class' if kind is found else 'an object of the class'} "
-            f"{kind.__name__} of Keras, which reduces a batch to one number. {_PER_EXAMPLE_HINT}"
-        )
-    is_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
-    if is_of_keras and "from_logits" in inspect.signature(found).parameters:
-        raise ConfigError(
-            f"{key}: {path} takes probabilities, "
-            f"and the outputs of a model are logits. {_PER_EXAMPLE_HINT}"
-        )
-    compute = tf.function(found)  # translated by AutoGraph, which is off in the loops
-
-    @functools.wraps(found)
-    def compute_watched(*arguments: Any) -> Any:
-        with require_named_files(folder, f"{key}: {path}"):
-            return compute(*arguments)
-
-    return compute_watched
+def load_per_example(
+    path: str, key: str, folder: Path, arguments: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., Any]:
+    """Returns the loss or the metric behind a module path, as a function of labels and outputs."""
+    return make_per_example(load_function(path, key, folder), f"{key}: {path}", arguments, folder)

@@ -6,9 +6,11 @@ model may also end in softmax.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,9 +23,11 @@ from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A user's own loss or metric: takes labels int64 [b] and logits float32 [b, classes], and returns
-float32 [b], a value for each example.
+"""A user's own loss or metric: takes labels int64 [b] and what the model returns, float32 [b,
+classes], and returns float32 [b], a value for each example. Labels are [b, 1] for a single output.
 """
+TAKES_LOGITS = "takes_logits"
+"""The attribute of a function that gets logits, also of a model that ends in softmax."""
 
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
@@ -36,6 +40,8 @@ _ELEMENTWISE = frozenset(
     ("Add", "AddV2", "AddN", "Cast", "ClipByValue", "Identity", "IdentityN", "Maximum", "Minimum")
     + ("Mul", "Neg", "Pow", "RealDiv", "Reshape", "Select", "SelectV2", "Squeeze", "Sub")
 )
+_END = "end_of_answers"
+"""The attribute of a model with the end of its graph, whose call `return_logits` has changed."""
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -46,7 +52,7 @@ class Classification:
       class_weights: the factor of each class's loss in training, by index. None weights all classes
           alike.
       label_smoothing: the share of each label that is spread over all classes in training.
-      loss: the function that replaces the cross-entropy.
+      loss: the function that replaces the cross-entropy. Class weights count for it, too.
       metrics: metrics in addition to accuracy, by name.
       figures: metrics of an evaluation that are made of counts: `macro_precision`, `macro_recall`,
         `macro_f1`, `worst_class_recall`, and `top_3_accuracy` or with another number.
@@ -73,6 +79,8 @@ class Classification:
         self.num_counts = 3 * num_classes + len(self._tops) if figures else 0
         self._class_weights, self._label_smoothing = class_weights, label_smoothing
         self.loss, self.own_metrics = loss, dict(metrics or {})
+        self.end: End | None = None
+        """The end of the model's graph. None if it returns logits."""
         self.metrics = self.validation_metrics = ("accuracy", *self.own_metrics)
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -115,10 +123,7 @@ class Classification:
         return [
             self._compute_losses(logits, labels, training),
             tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32),
-            *(
-                compute_per_example(name, fn, labels, logits)
-                for name, fn in self.own_metrics.items()
-            ),
+            *(self.compute_own(*each, labels, logits) for each in self.own_metrics.items()),
         ]
 
     def are_answers_finite(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -164,15 +169,36 @@ class Classification:
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self.loss is not None:
-            return compute_per_example("train.loss", self.loss, labels, logits)
+            losses = self.compute_own("train.loss", self.loss, labels, logits)
+            return self._weigh(losses, labels) if training else losses
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
             # The cross-entropy against all classes alike.
             uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
             losses = (1 - self._label_smoothing) * losses + self._label_smoothing * uniform
-        if training and self._class_weights is not None:
-            losses *= tf.gather(tf.constant(self._class_weights, tf.float32), labels)
-        return losses
+        return self._weigh(losses, labels) if training else losses
+
+    def _weigh(self, losses: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        if self._class_weights is None:
+            return losses
+        return losses * tf.gather(tf.constant(self._class_weights, tf.float32), labels)
+
+    def for_model(self, model: keras.Model) -> Classification:
+        """Returns the task of a model whose logits `return_logits` has found."""
+        found = copy.copy(self)
+        found.end = vars(model).get(_END)
+        return found
+
+    def compute_own(
+        self, name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the values of a user's function for what the model returns."""
+        end = self.end
+        if end and end.num_outputs == 1:
+            logits, labels = logits[:, 1:] - logits[:, :1], labels[:, None]
+        if end and end.is_probability and not getattr(function, TAKES_LOGITS, False):
+            logits = tf.sigmoid(logits) if end.num_outputs == 1 else tf.nn.softmax(logits)
+        return compute_per_example(name, function, labels, logits)
 
 
 def compute_per_example(
@@ -197,6 +223,7 @@ def return_logits(
 ) -> None:
     """Makes a built classifier return logits, also if it ends in probabilities."""
     end = find_end(model, name, image_shape, num_classes)
+    setattr(model, _END, end)
     model.call = functools.partial(compute_logits, model.call, name, num_classes, end)
 
 
@@ -233,7 +260,8 @@ def find_end(
     return End.of(end)
 
 
-class End(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class End:
     """The end of a graph of a model."""
 
     kind: str

@@ -215,6 +215,9 @@ class Detection:
             corners, classes, features[BOX_IS_CROWD].to_tensor(shape=shape) > 0
         )
 
+    def for_model(self, model: Any) -> Detection:
+        return self
+
     def list_classes(self, labels: Boxes) -> tf.Tensor:
         return tf.where(labels.is_learned, tf.cast(labels.classes, tf.int64), -1)
 

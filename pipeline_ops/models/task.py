@@ -70,6 +70,10 @@ class Task(Protocol):
         """Returns the classes of each example, int64 [b, n], -1 where there are fewer than n."""
         ...
 
+    def for_model(self, model: Any) -> Task:
+        """Returns the task of a model, whose own functions get what the model returns."""
+        ...
+
     def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
         """Returns the sums of a batch.
 

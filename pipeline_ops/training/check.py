@@ -33,12 +33,15 @@ else:
     import keras
     import tensorflow as tf
 
-    from pipeline_ops.models import build_model, has_own_step, load_per_example, make_head
+    from pipeline_ops.models import build_model, has_own_step, make_head
     from pipeline_ops.models.classification import (
+        TAKES_LOGITS,
         Classification,
+        PerExample,
         compute_per_example,
         validate_logits,
     )
+    from pipeline_ops.models.own_functions import require_fitting
     from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.loop import require_scaled_loss
     from pipeline_ops.training.own_dataset import check_own_dataset
@@ -83,18 +86,17 @@ def check_model(
         if is_own:
             spread_weights(model)
             check_model_of_author(model, images, name)
+    task = Classification(
+        request.image_shape,
+        None,
+        config.label_smoothing,
+        *load_user_functions(config, folder),
+        num_classes=request.num_classes,
+    )
     if (is_own or config.step) and work is not None and request.task == "classification":
         if is_own:
             check_twin(model, images, name, work, request.model_dump_json().encode())
         if has_own_step(model, config) or not draws_unrepeatably(model, images, name):
-            loss, _ = load_user_functions(config, folder)
-            task = Classification(
-                request.image_shape,
-                None,
-                config.label_smoothing,
-                loss,
-                num_classes=request.num_classes,
-            )
             with convert_user_errors(name, True):
                 build = functools.partial(build_model, config, *size, folder, True)
                 check_step(config, Steps(config, task, build, *size, folder))
@@ -108,15 +110,17 @@ def check_model(
         return
     validate_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
-    loss, _ = load_user_functions(config, folder)
-    for path in config.own_metrics:  # those of the gate may have the names of others
-        metric = load_per_example(path, "train.metrics", folder)
-        _compute_values("train.metrics", path, metric, labels, tf.cast(outputs, tf.float32))
-    if config.loss is None or loss is None:
+    task = task.for_model(model)
+    for path, metric in zip(config.own_metrics, task.own_metrics.values(), strict=True):
+        _compute_values(f"train.metrics: {path}", task, metric, labels, outputs)
+    if task.loss is None:
         return
+    where = f"train.loss: {config.loss}"
     with tf.GradientTape() as tape:
-        logits = tf.cast(model(images, training=True), tf.float32)
-        values = _compute_values("train.loss", config.loss, loss, labels, logits)
+        logits = model(images, training=True)
+        values = _compute_values(where, task, task.loss, labels, logits)
+    if not getattr(task.loss, TAKES_LOGITS, False):
+        _require_fitting_loss(where, task, task.loss)
     weights = [variable.value for variable in model.trainable_variables]
     if tf.reduce_any(tf.math.is_nan(values)):
         raise ConfigError(
@@ -138,17 +142,29 @@ def _check_weights(path: str, model: keras.Model, build: Callable[[], keras.Mode
 
 
 def _compute_values(
-    key: str, path: str, function: Callable[..., Any], labels: tf.Tensor, logits: tf.Tensor
+    where: str, task: Classification, function: PerExample, labels: tf.Tensor, logits: Any
 ) -> tf.Tensor:
     """Computes the values of a user's loss or metric, one for each example."""
-    with convert_user_errors(f"{key}: {path}", True, " when called with (labels, logits)"):
-        values = compute_per_example(f"{key}: {path}", function, labels, logits)
+    with convert_user_errors(where, True, " when called with (labels, outputs)"):
+        values = task.compute_own(where, function, labels, tf.cast(logits, tf.float32))
     if values.shape[0] != _NUM_IMAGES:
         raise ConfigError(
-            f"{key}: {path} returns {values.shape[0]} values for a batch of {_NUM_IMAGES} images. "
+            f"{where} returns {values.shape[0]} values for a batch of {_NUM_IMAGES} images. "
             "It must return one value for each image."
         )
     return tf.cast(values, tf.float32)
+
+
+def _require_fitting_loss(where: str, task: Classification, loss: PerExample) -> None:
+    is_single = task.end is not None and task.end.num_outputs == 1
+
+    def compute(outputs: tf.Tensor) -> list[tf.Tensor]:
+        labels = [tf.fill(outputs.shape[:1], tf.constant(label, tf.int64)) for label in (0, 1)]
+        labels = [each[:, None] for each in labels] if is_single else labels
+        return [compute_per_example(where, loss, each, outputs) for each in labels]
+
+    is_probability = task.end is not None and task.end.is_probability
+    require_fitting(compute, where, 1 if is_single else task.num_classes, is_probability)
 
 
 @contextlib.contextmanager

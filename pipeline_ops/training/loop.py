@@ -172,7 +172,7 @@ class Loop(abc.ABC):
 
     def __init__(self, model: keras.Model, task: Task, config: Train):
         self.model, self._config = model, config
-        self.task = self._task = task
+        self.task = self._task = task.for_model(model)
         self.learning_rate: float | None = config.learning_rate
         """The rate before schedule and callbacks. None if the author's code has a schedule."""
         self._generators, self._states = SeedGenerators(model), find_states(model)

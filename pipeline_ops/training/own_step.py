@@ -32,7 +32,12 @@ from pipeline_ops.input.framework_internals import (
     sum_gradients_first,
 )
 from pipeline_ops.models import has_own_step, list_own_parts, load_function
-from pipeline_ops.models.classification import Classification, compute_logits, find_end
+from pipeline_ops.models.classification import (
+    TAKES_LOGITS,
+    Classification,
+    compute_logits,
+    find_end,
+)
 from pipeline_ops.models.task import BatchSums, Task
 from pipeline_ops.training.loop import (
     Batches,
@@ -63,7 +68,7 @@ class StepTask:
         self.validation_metrics = (*task.metrics, *of_validation)
         self.num_counts, self.evaluation_batch_size = task.num_counts, task.evaluation_batch_size
         self.parse, self.list_classes = task.parse, task.list_classes
-        self.are_answers_finite = task.are_answers_finite
+        self.are_answers_finite, self.for_model = task.are_answers_finite, task.for_model
         self.compute_from_counts = task.compute_from_counts
 
     def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
@@ -294,6 +299,11 @@ class OwnStepLoop(SynchronousLoop):
         loss: Any = keras.losses.BinaryCrossentropy()
         if self._end.num_outputs == task.num_classes:
             loss = keras.losses.SparseCategoricalCrossentropy(not self._end.is_probability)
+        if self._end.is_probability and getattr(task.loss, TAKES_LOGITS, False):
+            raise ConfigError(
+                f"train.loss: {config.loss} takes logits, and a step of its own returns what "
+                f"{config.model} ends in. Compile the model with the loss, or leave its end out."
+            )
         options = {
             "optimizer": make_optimizer(config.optimizer, False, self._folder),
             "loss": task.loss or loss,
@@ -412,6 +422,8 @@ def refuse_options(config: Train, num_replicas: int) -> None:
         "class_weights": (config.class_weights, "A step of its own computes its loss itself"),
         "label_smoothing": (config.label_smoothing, "A step of its own computes its loss itself"),
         "xla": (config.xla != "none", "Give tf.function(jit_compile=True) to parts of the step"),
+        "input.augment.mixup": (config.input.augment.mixup, "It gets one label for each image"),
+        "input.augment.cutmix": (config.input.augment.cutmix, "It gets one label for each image"),
         "precision": (config.precision == "float16", "Only the loop's step scales its loss"),
     }
     for key, (is_given, reason) in reasons.items():

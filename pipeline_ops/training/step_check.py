@@ -154,7 +154,8 @@ def check_step(config: Train, steps: Steps) -> None:
     one = tf.distribute.OneDeviceStrategy("/cpu:0")
     if steps.is_own:
         _check_own_step(config, steps, one)
-    elif config.strategy in ("parameter_server", "dtensor"):
+        return
+    if config.strategy in ("parameter_server", "dtensor"):
         where, found, expected = "with sharded weights", steps.take(None), [steps.take(one)]
         cure = (
             "A function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) does "

@@ -381,10 +381,12 @@ def load_user_functions(
 ) -> tuple[PerExample | None, dict[str, PerExample]]:
     """Loads the user's loss, and the user's metrics by name."""
     metrics = {
-        path.partition(":")[2]: load_per_example(path, "train.metrics", folder)
-        for path in config.own_metrics
+        path.partition(":")[2]: load_per_example(path, "train.metrics", folder, arguments)
+        for path, arguments in config.metric_arguments.items()
     }
-    return load_per_example(config.loss, "train.loss", folder) if config.loss else None, metrics
+    if not config.loss:
+        return None, metrics
+    return load_per_example(config.loss, "train.loss", folder, config.loss_arguments), metrics
 
 
 def load_own_change(

@@ -129,7 +129,7 @@ def test_a_step_that_would_go_wrong_is_refused_in_the_check(tmp_path, options, m
     [
         *(of_model(name, workers=2) for name in ("compiled", "Stepping", "Accumulating", "gan")),
         of_step("contrastive_step"),
-        of_step("guided_step", model="digits_cnn"),
+        of_step("guided_step", model="dense"),
         of_step("summing_step", workers=1, **SGD),
     ],
     ids=str,

@@ -1,0 +1,150 @@
+"""Losses and metrics of the author's own and of Keras: functions of labels and outputs.
+
+They get what their model returns. Of a model that ends in softmax, these are probabilities. Those
+of Keras with an argument `from_logits` get the logits, which are more exact and always fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.models.classification import TAKES_LOGITS
+from pipeline_ops.user_code.opened_files import require_named_files
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PER_EXAMPLE_HINT = (
+    "Write a function of labels and outputs that returns a value for each example: "
+    "def loss(labels, outputs): return "
+    "keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)"
+)
+_TOLERANCE = 1e-4
+
+
+def make_per_example(
+    found: Any, where: str, arguments: Mapping[str, Any], folder: Path
+) -> Callable[..., Any]:
+    """Returns the function of labels and outputs that is behind a path, with its arguments.
+
+    Args:
+      found: a function, or a class of Keras for losses or metrics.
+      where: key and path, for messages.
+      arguments: the arguments of the class, or more of the function.
+      folder: that of the author's modules.
+    """
+    if _is_of_keras(found):
+        return _adapt(found, where, arguments)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
+        raise ConfigError(
+            f"{where} is {'the class' if kind is found else 'an object of the class'} "
+            f"{kind.__name__} of Keras, which reduces a batch to one number. {_PER_EXAMPLE_HINT}"
+        )
+    compute = tf.function(functools.partial(found, **arguments))  # AutoGraph is off in the loops
+
+    @functools.wraps(found)
+    def compute_watched(*values: Any) -> Any:
+        with require_named_files(folder, where):
+            return compute(*values)
+
+    return compute_watched
+
+
+def _is_of_keras(found: Any) -> bool:
+    is_module_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
+    return is_module_of_keras and callable(found) and hasattr(found, "__name__")
+
+
+def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Makes a loss or a metric of Keras a function of whole numbers as labels.
+
+    Those whose names begin with Sparse take them, and all others take one-hot labels.
+    """
+    name = _WORDS.sub("_", found.__name__).lower()
+    options = {**arguments}
+    if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
+        found = getattr(keras.metrics, name, None)
+        if found is None:
+            raise ConfigError(
+                f"{where} is no mean over examples. The gate has figures of its own, such as "
+                "macro_f1, macro_recall and top_3_accuracy: name one in best_checkpoint.monitor."
+            )
+    takes_logits = "from_logits" in inspect.signature(found).parameters
+    if takes_logits and not options.setdefault("from_logits", True):
+        raise ConfigError(f"{where} gets logits, also of a softmax. Leave from_logits: false out.")
+    try:
+        if isinstance(found, type):
+            compute = found(reduction="none", **options)
+        else:
+            inspect.signature(found).bind(None, None, **options)
+            compute = functools.partial(found, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}. Correct its arguments.") from error
+
+    def compute_values(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        if not name.startswith("sparse_"):
+            size = outputs.shape[-1]
+            flat = tf.reshape(labels, [-1])
+            labels = tf.one_hot(flat, size) if size > 1 else tf.cast(flat[:, None], tf.float32)
+        return compute(labels, outputs)
+
+    setattr(compute_values, TAKES_LOGITS, takes_logits)
+    return compute_values
+
+
+def require_fitting(
+    function: Callable[[Any], Any], where: str, num_outputs: int, is_probability: bool
+) -> None:
+    """Raises ConfigError if a loss takes logits for probabilities, or probabilities for logits.
+
+    A loss of logits begins with a softmax: it stays the same if a number is added to all of them,
+    or, with a single logit, its values for both labels differ by the logit. A loss of probabilities
+    divides them by their sum, cuts off what is not in 0..1, or fails there.
+
+    Args:
+      function: maps outputs, float32 [n, num_outputs], to losses float32 [2, n], for two labels.
+      where: key and path of the loss.
+      num_outputs: the number of outputs, 1 for a single sigmoid.
+      is_probability: whether the model ends in softmax or sigmoid.
+    """
+    draw = np.random.default_rng(1)
+    raw = tf.constant(draw.normal(0, 3, (16, num_outputs)), tf.float32)
+    inside = tf.sigmoid(raw) if num_outputs == 1 else tf.nn.softmax(raw)
+
+    def are_equal(one: Any, other: Any) -> bool:
+        return np.allclose(one, other, _TOLERANCE, _TOLERANCE)
+
+    values = np.asarray(function(inside))
+    if num_outputs == 1:
+        takes_logits = are_equal(values[1] - values[0], -inside[:, 0])
+    else:
+        takes_logits = are_equal(function(inside + 3), values)
+    if is_probability and takes_logits:
+        raise ConfigError(
+            f"{where} applies a softmax or sigmoid itself, and train.model ends in one already, so "
+            "it would be applied twice. Leave one of them out: from_logits=False in the loss, or "
+            "the activation at the end of the model."
+        )
+    if is_probability or takes_logits:
+        return
+    outside = np.asarray(function(raw))
+    positive = tf.abs(raw)
+    takes_probabilities = (
+        not np.isfinite(outside).all()
+        or are_equal(function(tf.clip_by_value(raw, 0, 1)), outside)
+        or (num_outputs > 1 and are_equal(function(2 * positive), function(positive)))
+    )
+    if takes_probabilities:
+        raise ConfigError(
+            f"{where} takes probabilities, and train.model returns logits. End the model with "
+            "softmax, or give the loss from_logits=True or tf.nn.softmax(outputs)."
+        )

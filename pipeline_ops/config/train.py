@@ -1120,6 +1120,12 @@ class Train(TaskSection):
                 "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
                 "Use bfloat16."
             )
+        if self.optimizer.is_own and self.strategy in ("parameter_server", "dtensor"):
+            raise FieldError(
+                "optimizer.name",
+                f"{self.strategy} divides weights, and so it has optimizers of its own: "
+                f"{', '.join(OPTIMIZERS)}, got {self.optimizer.name}",
+            )
         for name in ("freeze_epochs", "freeze"):
             if getattr(self, name) and self.strategy in ("parameter_server", "dtensor"):
                 raise ValueError(

@@ -185,8 +185,11 @@ class Classification:
 
     def for_model(self, model: keras.Model) -> Classification:
         """Returns the task of a model whose logits `return_logits` has found."""
+        return self.with_end(vars(model).get(_END))
+
+    def with_end(self, end: End | None) -> Classification:
         found = copy.copy(self)
-        found.end = vars(model).get(_END)
+        found.end = end
         return found
 
     def compute_own(

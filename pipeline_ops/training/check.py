@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_ops.config.model_catalogue import is_user_function
-from pipeline_ops.config.train import Train
+from pipeline_ops.config.train import MAX_STEPS, Train
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.jobs.model_check import ModelCheckRequest
@@ -44,6 +44,7 @@ else:
     from pipeline_ops.models.own_functions import require_fitting
     from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.loop import require_scaled_loss
+    from pipeline_ops.training.optimizer import load_schedule, make_optimizer
     from pipeline_ops.training.own_dataset import check_own_dataset
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
@@ -74,6 +75,8 @@ def check_model(
     for path, arguments in config.callback_arguments:
         load_callbacks(path, arguments, config, folder)
     load_own_change(config, request.image_shape, folder)
+    make_optimizer(config.optimizer, False, folder)
+    load_schedule(config.optimizer, folder)(config.optimizer.schedule.warmup_steps, MAX_STEPS)
     size = request.image_shape, request.num_classes
     if config.dataset:
         check_own_dataset(config, *size, folder)

@@ -87,6 +87,8 @@ class PreparedStep(NamedTuple):
     of_validation: list[str]
     optimizers: list[tuple[keras.optimizers.Optimizer, list[Any]]]
     """The optimizers that a step applies, with the weights to which it applies them."""
+    has_loss: bool
+    """Whether a step returns a figure with the name loss."""
     variables: list[Any]
     """Those of the optimizers, and the tf.Variables that are attributes of the model."""
 
@@ -122,9 +124,9 @@ def prepare_step(
     test = model.test_step if validating & {*parts} else None
     applied: dict[int, list[Any]] = {}
     found = _list_attributes(model, keras.optimizers.Optimizer)
-    with _recording(found, applied):
-        of_step = _trace(train, "train_step", images, labels)
-    of_validation = _trace(test, "test_step", images, labels) if test else []
+    with _recording(found, model, applied):
+        of_step, has_loss = _trace(train, "train_step", images, labels)
+    of_validation, _ = _trace(test, "test_step", images, labels) if test else ([], False)
     if late := [each.path for each in model.weights if each.path not in weights]:
         raise ConfigError(
             f"train.model: {config.model} creates {', '.join(late[:4])} in its first step, so the "
@@ -146,6 +148,7 @@ def prepare_step(
         [name for name in of_step if name != "loss"],
         [name for name in of_validation if name not in ("loss", *task.metrics)],
         optimizers,
+        has_loss,
         [
             *(variable for each, _ in optimizers for variable in each.variables),
             *_list_attributes(model, tf.Variable),
@@ -189,12 +192,14 @@ def _list_attributes(model: keras.Model, kind: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _recording(
-    optimizers: Sequence[keras.optimizers.Optimizer], applied: dict[int, list[Any]]
+    optimizers: Sequence[keras.optimizers.Optimizer],
+    model: keras.Model,
+    applied: dict[int, list[Any]],
 ) -> Iterator[None]:
     """Lets optimizers note their weights, by the optimizers' ids, and do nothing else."""
 
     def note(optimizer: Any, gradients: Any, variables: Any = None) -> None:
-        applied.setdefault(id(optimizer), [*(variables or optimizer._trainable_variables)])
+        applied.setdefault(id(optimizer), [*(variables or model.trainable_variables)])
 
     for each in optimizers:
         each.apply = functools.partial(note, each)
@@ -205,18 +210,21 @@ def _recording(
             del each.apply
 
 
-def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> list[str]:
-    """Traces a step in each replica. Returns the names of its figures."""
-    names: list[str] = []
+def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> tuple[list[str], bool]:
+    """Traces a step in each replica. Returns the names of its figures, and if a loss is there."""
+    names, has_loss = list[str](), False
 
     def take(*batch: Any) -> None:
-        names[:] = read_figures(step(batch), name)
+        nonlocal has_loss
+        logs = step(batch)
+        names[:] = read_figures(logs, name)
+        has_loss = "loss" in logs
 
     strategy = tf.distribute.get_strategy()
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in (images, labels)]
     run = tf.function(lambda *batch: strategy.run(take, batch), autograph=False)
     run.get_concrete_function(*specs)
-    return names
+    return names, has_loss
 
 
 def read_figures(logs: Any, name: str) -> dict[str, tf.Tensor]:
@@ -263,12 +271,12 @@ class OwnStepLoop(SynchronousLoop):
         folder: Path,
     ):
         refuse_options(config, strategy.num_replicas_in_sync)
-        self._parts, self._classification, self._function = list_own_parts(model), task, None
+        self._parts = list_own_parts(model)
         if "compile" in self._parts:
             _refuse_void(config)
-        if config.step:
-            self._function = load_function(config.step, "train.step", folder)
+        self._function = load_function(config.step, "train.step", folder) if config.step else None
         self._end = find_end(model, config.model, task.image_shape, task.num_classes)
+        self._classification = task.with_end(self._end)
         super().__init__(strategy, model, task, config, folder)
 
     def _make_optimizers(self) -> Sequence[Any]:
@@ -317,6 +325,16 @@ class OwnStepLoop(SynchronousLoop):
                 f"train.model: {config.model}: its compile does not take {', '.join(options)} "
                 f"({error}). Call it in the function that builds the model, as before fit."
             ) from error
+
+    def describe(self) -> str:
+        """Says in a sentence what a step is, for the log."""
+        name = self._config.step or f"{type(self.model).__name__}.train_step"
+        names = [type(each).__name__ for each, _ in self._own.optimizers]
+        text = f"each step is {name}, with {' and '.join(names) or 'no optimizer of Keras'}"
+        losses = [each for each in self._own.of_step if "loss" in each.lower()]
+        if not self._own.has_loss:
+            text += f". It returns no loss, so {' + '.join(losses)} counts as the loss"
+        return text
 
     def trace(self, batches: Batches, step: int, learning_rates: Sequence[float]) -> None:
         super().trace(batches, step, learning_rates)

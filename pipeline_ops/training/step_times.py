@@ -40,11 +40,11 @@ def measure(request: ModelCheckRequest) -> StepTimes:
     if request.task == "detection":
         task = Detection(shape, make_head(config, shape, num_classes))
     else:
-        task = Classification(shape)
+        task = Classification(shape, num_classes=num_classes)
     device = "/gpu:0" if tf.config.list_physical_devices("GPU") else "/cpu:0"
     chosen = ChosenStrategy("one_device", "", tf.distribute.OneDeviceStrategy(device), [device])
     loop = make_loop(
-        config, chosen, task, lambda: build_model(config, shape, num_classes, folder, True)
+        config, chosen, task, lambda: build_model(config, shape, num_classes, folder, True), folder
     )
     batches = iter(_make_batches(request, config.batch_size).repeat())
     loop.train(batches, 0, [1e-6])

@@ -260,6 +260,8 @@ def build_trainer(
         task = make_task(config, code_folder, dataset)
     progress.report("model", message="builds the model")
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True), code_folder)
+    if isinstance(loop, OwnStepLoop):
+        progress.report("model", message=loop.describe())
     shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
     code = compute_digest(request.fingerprint.code)

@@ -324,7 +324,14 @@ def compute_logits(
         if _are_probabilities(probabilities.numpy(), tolerance=0.05):  # rounded to bfloat16
             return tf.math.log(tf.maximum(probabilities, _TINY))
     else:
-        found = _find_end(tf.nest.flatten(outputs)[0])
+        flat = tf.nest.flatten(outputs)
+        if len(flat) > 1:
+            raise _UnequalEndsError(
+                f"train.model: {name} returns {len(flat)} outputs in training, and one when it "
+                "answers. The loss takes one: add the loss of the others by add_loss in call, or "
+                "write a train_step or a compute_loss for all."
+            )
+        found = _find_end(flat[0])
         _require_logits(found, end, name)
         if found.type == end.kind and end.is_probability:
             outputs = tf.reshape(found.inputs[0], [-1, outputs.shape[-1]])

@@ -216,7 +216,7 @@ def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> tup
 
     def take(*batch: Any) -> None:
         nonlocal has_loss
-        logs = step(batch)
+        logs = step(_place(*batch))
         names[:] = read_figures(logs, name)
         has_loss = "loss" in logs
 
@@ -225,6 +225,11 @@ def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> tup
     run = tf.function(lambda *batch: strategy.run(take, batch), autograph=False)
     run.get_concrete_function(*specs)
     return names, has_loss
+
+
+def _place(*batch: Any) -> Any:
+    """Returns a batch on the device of its replica, which gathering over replicas asks for."""
+    return tf.nest.map_structure(tf.identity, batch)
 
 
 def read_figures(logs: Any, name: str) -> dict[str, tf.Tensor]:
@@ -373,7 +378,7 @@ class OwnStepLoop(SynchronousLoop):
         """Returns this replica's figures, summed over its examples, and their number."""
         for metric in self.model.metrics:
             metric.reset_state()
-        figures = read_figures(step((cast_to_float(features), labels)), name)
+        figures = read_figures(step(_place(cast_to_float(features), labels)), name)
         count = tf.cast(tf.shape(labels)[0], tf.float32)
         # A replica may have no example, and then a mean over them is not a number.
         return {key: tf.math.multiply_no_nan(each, count) for key, each in figures.items()}, count

@@ -89,8 +89,11 @@ class Steps:
         folder: Path,
     ):
         self._config, self._task, self._build, self._folder = config, task, build, folder
-        self.is_own = has_own_step(build(), config)
+        first, second = build(), build()
+        self.is_own = has_own_step(first, config)
         """Whether the step is the author's own."""
+        self.is_shared = bool({*map(id, first.weights)} & {*map(id, second.weights)})
+        """Whether models of one process share layers, such as those of a module."""
         draw = np.random.default_rng(1)
         self._images = draw.integers(0, 256, (_NUM_EXAMPLES, *image_shape), np.uint8)
         self._labels = draw.integers(0, num_classes, _NUM_EXAMPLES, np.int64)
@@ -152,6 +155,9 @@ def check_step(config: Train, steps: Steps) -> None:
     because a loop refuses some models itself. A step of the author's own is always taken.
     """
     one = tf.distribute.OneDeviceStrategy("/cpu:0")
+    if steps.is_shared:  # no strategy has made its weights
+        steps.take(tf.distribute.get_strategy())
+        return
     if steps.is_own:
         _check_own_step(config, steps, one)
         return

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gangs import ALONE, QUICK, read_state, run_gang
+from gangs import ALONE, QUICK, KillOnce, distance, read_state, run_gang
 from PIL import Image
 
 from pipeline_ops.config.train import Train
@@ -40,10 +38,6 @@ def train(make_job, host_pool, name: str, on_event=None, **options):
     return read_state(job), read_arrays(job.work / TRAINED)
 
 
-def distance(first: list[np.ndarray], second: list[np.ndarray]) -> float:
-    return max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
-
-
 DIGITS = {"train__dataset": "acme_vision.examples:digits"}
 
 
@@ -53,15 +47,9 @@ def test_two_workers_train_as_one_does_and_a_killed_one_goes_on(make_job, host_p
     assert state.history[-1].metrics["validation_accuracy"] > 0.5
     _, gang = train(make_job, host_pool, "gang", **DIGITS, train__workers=2)
     assert distance(alone, gang) <= 1e-6
-    killed = []
-
-    def kill(moment):
-        if moment.phase == "train" and (moment.done or 0) > 20 and not killed:
-            killed.append(moment)
-            os.kill(_find_worker("killed"), signal.SIGKILL)
-
+    kill = KillOnce("killed", after=20)
     _, again = train(make_job, host_pool, "killed", kill, **DIGITS, train__workers=2)
-    assert killed
+    assert kill.is_done
     assert distance(gang, again) == 0
 
 
@@ -92,33 +80,12 @@ def test_other_strategies_train_as_one_device_does(make_job, host_pool, strategy
 
 @pytest.mark.training
 def test_a_killed_worker_goes_on_in_another_order_with_uneven_slices(make_job, host_pool):
-    killed = []
-
-    def kill(moment):
-        if moment.phase == "train" and (moment.done or 0) > 20 and not killed:
-            killed.append(moment)
-            os.kill(_find_worker("shuffled"), signal.SIGKILL)
-
+    kill = KillOnce("shuffled", after=20)
     options = {"train__dataset": "acme_vision.examples:changed", "train__global_batch_size": 33}
     state, _ = train(make_job, host_pool, "shuffled", kill, **options, train__workers=2)
-    assert killed
+    assert kill.is_done
     assert state.step == -(-2 * 700 // 33)
     assert len(state.history) == 2
-
-
-def _find_worker(name: str) -> int:
-    """The pid of a process that writes the log of a worker."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and f"/{name}/worker" in _read_link(entry / "fd" / "1"):
-            return int(entry.name)
-    raise AssertionError("there is no worker")
-
-
-def _read_link(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 @pytest.mark.training

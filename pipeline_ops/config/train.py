@@ -679,7 +679,9 @@ class Train(TaskSection):
     class_weights: bool = per_run_field(False, is_advanced=True)
     """Weighs each example's loss by its class, as in `preprocess.balance: by_class`. A detector's
     classification loss is weighed where a box of the class is. The validation loss is not
-    weighed."""
+    weighed. Weights of your own, `class_weights: {cat: 2.0}`, are `weights_by_class`."""
+    weights_by_class: dict[str, Annotated[float, Field(ge=0)]] = advanced_field({})
+    """The factor of the loss of each class in training, by the name of the class. Others have 1."""
     label_smoothing: float = per_run_field(0.0, ge=0, lt=1, is_advanced=True)
     """The part of each label that is spread over all classes, in training only."""
     warm_start: str | None = per_run_field(
@@ -740,12 +742,16 @@ class Train(TaskSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_loss(cls, value: Any) -> Any:
-        loss = value.get("loss") if isinstance(value, dict) else None
-        if not isinstance(loss, dict) or len(loss) != 1:
+    def _read_mappings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
             return value
-        [(path, arguments)] = loss.items()
-        return {**value, "loss": path, "loss_arguments": arguments}
+        loss, weights = value.get("loss"), value.get("class_weights")
+        if isinstance(loss, dict) and len(loss) == 1:
+            [(path, arguments)] = loss.items()
+            value = {**value, "loss": path, "loss_arguments": arguments}
+        if isinstance(weights, dict):
+            value = {**value, "class_weights": False, "weights_by_class": weights}
+        return value
 
     @property
     def max_epochs(self) -> int | None:
@@ -1178,6 +1184,10 @@ class Train(TaskSection):
             raise ValueError(
                 f"label_smoothing belongs to the cross-entropy. Apply it inside {self.loss}, or "
                 "give it to a loss of Keras: {label_smoothing: 0.1}."
+            )
+        if self.class_weights and self.weights_by_class:
+            raise ValueError(
+                "class_weights: true computes the weights, and weights_by_class gives them. Use one"
             )
         if self.loss_arguments and not self.loss:
             raise ValueError("loss_arguments are for a loss. Name it in loss.")

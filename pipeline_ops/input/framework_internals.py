@@ -76,7 +76,6 @@ for _path in (
     "tensorflow:compat.v1.ConfigProto.Experimental.DISABLE_THREAD_SPINNING_FIELD_NUMBER",
     "keras:Layer._flatten_layers",
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
-    "keras:optimizers.Optimizer._backend_apply_gradients",
     "keras:optimizers.Optimizer._update_model_variables_moving_average",
     "keras:Model._symbolic_build",
 ):
@@ -153,13 +152,16 @@ def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
 def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer add up gradients over all replicas before it clips them."""
-    update, add_up = optimizer._backend_apply_gradients, optimizer._all_reduce_sum_gradients
+    apply = optimizer.apply
 
-    def update_with_sums(gradients: Any, variables: Any) -> None:
-        sums = [gradient for gradient, _ in add_up(zip(gradients, variables, strict=True))]
-        update(sums, variables)
+    def apply_sums(gradients: Any, variables: Any = None) -> None:
+        own = [*gradients]
+        known = [gradient for gradient in own if gradient is not None]
+        context = tf.distribute.get_replica_context()
+        sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, known) if known else [])
+        apply([None if gradient is None else next(sums) for gradient in own], variables)
 
-    optimizer._backend_apply_gradients = update_with_sums
+    optimizer.apply = apply_sums
     keep_gradients(optimizer)
 
 

@@ -257,8 +257,9 @@ def find_end(
         _validate_shape(tuple(outputs[0].shape), name, num_classes)
     if end.type == "Sigmoid" and not is_single:
         raise ConfigError(
-            f"train.model: {name} ends in sigmoid (its outputs are several labels for an image). "
-            "A classifier chooses one class: end the model with softmax or without an activation"
+            f"train.model: {name} ends in sigmoid (its outputs are several labels for an image, "
+            "and multi-label classification is no task here). A classifier chooses one class: end "
+            "the model with softmax or without an activation"
         )
     return End.of(end)
 
@@ -401,8 +402,15 @@ def _are_probabilities(values: np.ndarray, tolerance: float) -> bool:
 
 def _validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
     if len(shape) != 2 or shape[1] != num_classes:
+        cure = "End the model with keras.layers.Dense(num_classes)"
+        if len(shape) == 4:
+            cure = (
+                "Segmentation, a class for each pixel, is no task here, because masks are neither "
+                "read nor judged"
+            )
+        elif shape[1:] == (1,):
+            cure += ". Regression, a number for each image, is no task here"
         raise ConfigError(
             f"train.model: {name} has outputs of shape {[*shape[1:]]} for each image, and the "
-            f"data set has {num_classes} classes. "
-            "End the model with keras.layers.Dense(num_classes)"
+            f"data set has {num_classes} classes. {cure}"
         )

@@ -442,7 +442,10 @@ def refuse_options(config: Train, num_replicas: int) -> None:
     """Raises ConfigError for what only the loop's own step can do."""
     reasons = {
         "micro_batches": (config.micro_batches > 1, "A step of its own gets its batch whole"),
-        "class_weights": (config.class_weights, "A step of its own computes its loss itself"),
+        "class_weights": (
+            config.class_weights or config.weights_by_class,
+            "A step of its own computes its loss itself",
+        ),
         "label_smoothing": (config.label_smoothing, "A step of its own computes its loss itself"),
         "xla": (config.xla != "none", "Give tf.function(jit_compile=True) to parts of the step"),
         "input.augment.mixup": (config.input.augment.mixup, "It gets one label for each image"),

@@ -362,6 +362,13 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
             )
         by_class = json.loads(content)
         weights = [by_class[name] for name in figures.class_names]
+    elif config.weights_by_class:
+        if unknown := config.weights_by_class.keys() - set(figures.class_names):
+            raise ConfigError(
+                f"train.class_weights: the data set has no class {min(unknown)}. It has "
+                f"{', '.join(figures.class_names[:20])}."
+            )
+        weights = [config.weights_by_class.get(name, 1.0) for name in figures.class_names]
     if figures.task == "detection":
         most_boxes = figures.most_boxes_to_answer
         head = make_head(config, figures.image_shape, len(figures.class_names), most_boxes)

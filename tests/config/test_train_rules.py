@@ -109,8 +109,28 @@ $DTENSOR, micro_batches: 2
     DTensor needs all shapes
 loss: 'a:b', label_smoothing: 0.1
     label_smoothing belongs to the cross-entropy
-loss: 'a:b', class_weights: true
-    class_weights belongs to the cross-entropy
+class_weights: true, weights_by_class: {cat: 2}
+    class_weights: true computes the weights, and weights_by_class gives them
+weights_by_class: {cat: -1}
+    greater than or equal to 0
+loss_arguments: {gamma: 2}
+    loss_arguments are for a loss
+optimizer: {name: lion}
+    must be one of adam, adamw, rmsprop, sgd, or a class such as keras.optimizers:Lion
+optimizer: {arguments: {beta_1: 0.8}}
+    arguments are for an optimizer by class, got them with adam
+optimizer: {class: 'keras.optimizers:Lion', momentum: 0.5}
+    belongs into arguments, because keras.optimizers:Lion is a class
+optimizer: {class: 'keras.optimizers:Lion', name: adam}
+    name (adam) and class (keras.optimizers:Lion) say the same
+optimizer: {class: keras.optimizers.Adam, arguments: {clipnorm: 1.0}}
+    has a key of its own. Use optimizer.clip
+optimizer: {class: keras.optimizers.Adam, arguments: {use_ema: true}}
+    has a key of its own. Use optimizer.average_weights
+$SERVER, optimizer: {class: keras.optimizers.Lion}
+    parameter_server divides weights, and so it has optimizers of its own
+optimizer: {schedule: {type: own, function: 'keras.optimizers.schedules:CosineDecay'}}
+    must be 1, because keras.optimizers.schedules:CosineDecay gives the learning rate itself
 input: {augment: {mosaic: 0.5}}
     input.augment.mosaic: four images have four labels, and digits_cnn gives one
 model: center_detector, input: {augment: {mixup: 0.2}}
@@ -159,6 +179,12 @@ model: retinanet, model_parameters: {backbones: A}, best_checkpoint: null
     the model retinanet has no parameter backbones
 """
 TAKEN = """
+optimizer: {class: keras.optimizers.Lion, arguments: {beta_1: 0.95}, clip: {norm: 1}}
+optimizer: {name: 'my_module:make', average_weights: 0.99}
+optimizer: {learning_rate: 1, schedule: {type: own, function: 'my_module:Schedule'}}
+loss: {'keras.losses:CategoricalFocalCrossentropy': {gamma: 3}}, class_weights: {cat: 2}
+loss: 'a:b', class_weights: true
+metrics: ['a:b', {'keras.metrics:SparseTopKCategoricalAccuracy': {k: 3, mode: max}}]
 strategy: mirrored, devices_per_worker: 2
 strategy: parameter_server, parameter_servers: 2, workers: 3, global_batch_size: 2, micro_batches: 2
 strategy: device_placement, devices_per_worker: 2, placement: {conv*: 'GPU:1'}

@@ -94,7 +94,7 @@ def test_no_other_module_imports_private_parts():
     assert found == {"pipeline_ops/input/framework_internals.py", "pipeline_ops/models/slim.py"}
 
 
-def test_there_are_at_most_sixteen_private_parts():
+def test_there_are_at_most_seventeen_private_parts():
     """Besides the parts above there are `Context._config`, and four and a moved module of tf_keras
     in `models/slim.py`, whose tests fail without them."""
-    assert len(PARTS) + 1 + 5 <= 16
+    assert len(PARTS) + 1 + 5 <= 17

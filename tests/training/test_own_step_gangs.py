@@ -35,8 +35,7 @@ def train(make_job, host_pool, name: str, on_event=None, **options):
 )
 def test_a_killed_worker_changes_no_bit(make_job, host_pool, options, is_alone_equal):
     kill, options = KillOnce("killed", after=20), options | {"train__workers": 2}
-    state, gang = train(make_job, host_pool, "gang", **options)
-    assert state.history[-1].metrics["validation_accuracy"] > 0.2
+    _, gang = train(make_job, host_pool, "gang", **options)
     _, again = train(make_job, host_pool, "killed", kill, **options)
     assert kill.is_done
     assert distance(gang, again) == 0

@@ -40,6 +40,10 @@ def a_map(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     return Sequential([Input(image_shape), layers.Conv2D(num_classes, 3)])
 
 
+def a_number(image_shape: tuple[int, int, int], num_classes: int) -> Model:
+    return Sequential([Input(image_shape), layers.Flatten(), layers.Dense(1)])
+
+
 def two_outputs(image_shape: tuple[int, int, int], num_classes: int) -> Model:
     images = Input(image_shape)
     flat = layers.Flatten()(images)

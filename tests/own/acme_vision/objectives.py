@@ -24,6 +24,11 @@ def brier(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     )
 
 
+def brier_of_answers(labels: tf.Tensor, answers: tf.Tensor) -> tf.Tensor:
+    """Computes the same of a model that returns probabilities."""
+    return tf.reduce_sum(tf.square(answers - tf.one_hot(labels, answers.shape[-1])), axis=-1)
+
+
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Makes the usual mistake of a mean over the batch."""
     return tf.reduce_mean(focal_loss(labels, logits))

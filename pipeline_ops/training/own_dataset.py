@@ -28,11 +28,11 @@ from pipeline_ops.input.reading import SplitShards, slice_batch
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
+from pipeline_ops.models.user_errors import convert_user_errors
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.training.checkpoints import Gather
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches
-from pipeline_ops.training.self_consistency import convert_user_errors
 
 _NUM_CHECKED, _CHECK_SECONDS = 2, 60
 _OWN_LINE = re.compile(r'File "((?!.*(?:-packages|/__autograph))[^"]+)", line (\d+)')

@@ -56,6 +56,7 @@ from pipeline_ops.models import (
 from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
+from pipeline_ops.models.user_errors import convert_training_errors
 from pipeline_ops.registry.weights import fetch_weights
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
@@ -122,6 +123,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     config = Train.model_validate(request.config | {"micro_batches": spec.micro_batches})
     with (
         use_user_code(request, Path(spec.request).parent) as code_folder,
+        convert_training_errors(config),
         _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):

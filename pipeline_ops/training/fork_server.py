@@ -45,6 +45,8 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     os.set_inheritable(events, False)
+    # Before TensorFlow, which otherwise gives its logger a handler of its own.
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (once for all forks)
 
@@ -116,6 +118,8 @@ def _run_child(fork: Fork) -> NoReturn:
     log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    # A killed process leaves what it has printed, in any locale.
+    sys.stdout = os.fdopen(1, "w", 1, "utf-8", "backslashreplace", closefd=False)
     os.environ.update(fork.env)
     status, _result = run_entry(lambda: _run(fork), Path(fork.status))
     sys.stdout.flush()

@@ -95,7 +95,7 @@ from pipeline_ops.training.strategy import (
     require_matches,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
-from pipeline_ops.training.trainer import Trainer
+from pipeline_ops.training.trainer import Trainer, describe_model
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
 from pipeline_ops.user_code.opened_files import require_named_files
@@ -339,6 +339,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
         write_arrays(work / TRAINED, weights, trainer.loop.paths.weights, answers)
         facts = {
             "num_parameters": trainer.loop.model.count_params(),
+            "model_summary": describe_model(trainer.loop.model),
             "strategy": chosen.name,
             "strategy_reason": chosen.reason,
         }

@@ -22,6 +22,10 @@ CASES = {
         "train.model: faulty:of_fixed_batch raised ValueError in OfFixedBatch: Cannot reshape a "
         "tensor with ",
     ),
+    "own step": (
+        {"train__model": "faulty:with_own_step"},
+        "train.model: faulty:with_own_step raised InvalidArgumentError: exploding gradients",
+    ),
     "assert": (
         {"train__loss": "faulty:asserting"},
         "train.loss: faulty:asserting raised InvalidArgumentError: a label is too large Condition "

@@ -173,6 +173,8 @@ class TrainingFigures(Figures):
     gpus: dict[str, list[GpuUsage]] = {}
     """By worker, at the end."""
     num_parameters: int
+    model_summary: str = ""
+    """Keras's summary, with its middle left out if it is long."""
     best_epoch: int
     best_monitor: str | None = None
     """The metric by which `best_epoch` is the best. None if it is the last one."""

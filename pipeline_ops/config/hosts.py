@@ -492,12 +492,50 @@ class SshHosts(Hosts):
         return len(self.hosts)
 
 
+class TfConfigHosts(Hosts):
+    """Machines on which a cluster manager starts a worker each, with TF_CONFIG."""
+
+    launcher: Literal["tf_config"]
+    workers: int = Field(ge=1, le=1024)
+    """The number of workers in TF_CONFIG, with its chief."""
+    queue_timeout_seconds: int = Field(3600, ge=1)
+    """Time to wait until all workers have joined before the task is tried again."""
+
+    @model_validator(mode="after")
+    def _validate_keys(self) -> TfConfigHosts:
+        names = ("python", "code", "environment", "first_port")
+        if given := [name for name in names if getattr(self, name)]:
+            raise ValueError(
+                f"must not set {', '.join(given)}, which the cluster manager decides: it starts "
+                "the workers"
+            )
+        return self
+
+    @property
+    def capacity(self) -> int:
+        return self.workers
+
+    @property
+    def num_hosts(self) -> int:
+        return self.workers
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        if train.strategy == "parameter_server":
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} has launcher: tf_config, whose workers "
+                "train together, and train.strategy is parameter_server. Write strategy: "
+                "multi_worker_mirrored, or name hosts with another launcher"
+            )
+        super().validate_gang(train, location)
+
+
 LAUNCHERS: Mapping[str, type[Hosts]] = {
     "local": LocalHosts,
     "ssh": SshHosts,
     "container": ContainerHosts,
     "slurm": SlurmHosts,
     "kubernetes": KubernetesHosts,
+    "tf_config": TfConfigHosts,
 }
 _OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 

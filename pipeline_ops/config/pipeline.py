@@ -349,6 +349,11 @@ def _find_job_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Itera
             f"hosts/{section.runs_on}.yaml describes the host of the Airflow worker, where jobs "
             f"run anyway. Remove runs_on, and set {task}.python if another interpreter is needed."
         )
+    if hosts.launcher == "tf_config":
+        yield (
+            f"hosts/{section.runs_on}.yaml has the workers of a gang that joins, on which no job "
+            f"can be started. Name it in train.hosts, and remove {task}.runs_on."
+        )
     if isinstance(hosts, KubernetesHosts) and hosts.image_digest is None:
         yield (
             f"the image {hosts.image} has no digest, and another image of that name would give "

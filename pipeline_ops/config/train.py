@@ -61,6 +61,9 @@ class Divergence(Section):
     value counts."""
 
 
+_Step = Annotated[int, Field(ge=1)]
+
+
 class Tensorboard(Section):
     """Records for TensorBoard besides the scalars, at the end of each epoch.
 
@@ -72,6 +75,17 @@ class Tensorboard(Section):
     images: int = operational_field(0, ge=0, le=100)
     """Number of validation examples that are shown with the model's predictions: its class, or its
     boxes beside the labelled ones."""
+    profile_steps: list[_Step] | None = operational_field(None, min_length=2, max_length=2)
+    """The first and the last step, counted from 1, whose calls TensorFlow's profiler records in the
+    chief, for TensorBoard's Profile tab (package tensorboard-plugin-profile). Null is none. A call
+    has `steps_per_call` steps, and the first one compiles the step."""
+
+    @field_validator("profile_steps")
+    @classmethod
+    def _validate_profile(cls, steps: list[int] | None) -> list[int] | None:
+        if steps and steps[0] > steps[1]:
+            raise ValueError(f"must not end before it begins, got {steps}")
+        return steps
 
 
 class Scale(Section):

@@ -73,6 +73,8 @@ and of rank 0 in any other phase."""
 _SAVE_SECONDS = 25.0
 """Machines that are about to be taken away usually give thirty seconds."""
 _BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_EXPLAINED = (ExitCode.CONFIG, ExitCode.DATA)
+"""Messages of such an error name place and cure, and no log."""
 _MAX_LOG_BYTES = 1 << 20
 """The limit for one log at a time: a worker that writes without end must not block the gang."""
 
@@ -337,8 +339,9 @@ class WorkerMonitor:
     def _blame(
         self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
     ) -> TrainyardError:
-        name, log = process.spec.name, self._attempt.worker_log(process.spec.name)
-        message = f"{name} on {process.spec.host} {problem.rstrip('.')}. Its log is {log}"
+        message = f"{process.spec.name} on {process.spec.host} {problem.rstrip('.')}"
+        if exit_code not in _EXPLAINED:
+            message += f". Its log is {self._attempt.worker_log(process.spec.name)}"
         return make_error(exit_code, message)
 
     def _find_silent_worker(self, limit_seconds: float) -> TrainyardError | None:
@@ -464,6 +467,8 @@ class Gang:
             raise
         except TrainyardError as error:
             self._log.write_message(f"FAILED: {error}")
+            if error.exit_code in _EXPLAINED:
+                raise
             raise type(error)(f"{error}. The log of all workers is {self._log.path}") from error
 
     def _run_incarnation(self) -> LaunchPlan | TrainyardError:

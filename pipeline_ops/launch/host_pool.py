@@ -257,7 +257,8 @@ class HostPool:
                     host.connection = AgentConnection(argv, self._specify(host), host.log)
 
     def _specify(self, host: ConnectedHost) -> AgentSpec:
-        return self._spec.model_copy(update={"host": host.spec.name})
+        ports = host.spec.ports or self._spec.ports
+        return self._spec.model_copy(update={"host": host.spec.name, "ports": ports})
 
     def send(self, host: str, command: Command) -> None:
         if connection := self.hosts[host].connection:

@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.hosts import (
+    Hosts,
+    KubernetesHosts,
+    LocalHosts,
+    SlurmHosts,
+    SshHosts,
+    TfConfigHosts,
+)
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
@@ -29,8 +36,12 @@ from pipeline_ops.jobs.places.pod_exec import build_exec_command
 from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
 from pipeline_ops.jobs.places.ssh import build_ssh_command
 from pipeline_ops.jobs.runner import Job
+from pipeline_ops.launch import joining
 from pipeline_ops.launch.plan import Host
 from pipeline_ops.storage.checksums import compute_digest
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.system.locks import ResourceHeld, exclusive_lock
 
 _log = logging.getLogger(__name__)
 
@@ -308,6 +319,85 @@ class KubernetesLauncher(Launcher):
         return sum(map(is_running, pods)) >= self._hosts.pods
 
 
+class TfConfigLauncher(Launcher):
+    """Machines on which a cluster manager has started `joining.py`. They are the manager's.
+
+    Addresses and ports are those of TF_CONFIG. Only one gang of a pipeline is there at a time.
+    """
+
+    def __init__(self, hosts: TfConfigHosts, job: Job):
+        if job.stored_attempt:
+            raise ConfigError(
+                f"hosts with launcher: tf_config need a storage root that is a folder which all of "
+                f"them share, got {job.request.root}. Use launcher kubernetes, slurm or ssh."
+            )
+        self._hosts, self._run = hosts, str(job.attempt.folder)
+        self._folder = Path(job.request.root) / "joining" / job.request.pipeline
+        self._report, self._lock = job.progress.report, contextlib.ExitStack()
+        self._indexes: dict[str, int] = {}
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        wanted, timeout_seconds = self._hosts.workers, self._hosts.queue_timeout_seconds
+        command = f"python -m {joining.MODULE} {self._folder}"
+        message = f"waits for {wanted} workers: start `{command}` on each machine, with TF_CONFIG"
+        self._report("wait", message=message)
+        if not wait_until(self._try_lock, check, timeout_seconds):
+            raise MachineError(f"another training still has the workers of {self._folder}")
+        for stale in self._folder.glob("*.*"):
+            stale.unlink(missing_ok=True)
+        if not wait_until(lambda: len(self._list_joined()) >= wanted, check, timeout_seconds):
+            self.release()
+            raise MachineError(
+                f"{len(self._list_joined())} of {wanted} workers have joined within "
+                f"{timeout_seconds} s (queue_timeout_seconds in the hosts file). Start `{command}` "
+                "on each machine, with TF_CONFIG"
+            )
+        addresses = self._list_joined()[0].addresses
+        self._indexes = {address: index for index, address in enumerate(addresses)}
+        return [
+            Host(name=each, address=host, workers=1, ports=(int(port), int(port)))
+            for each in addresses
+            for host, _, port in [each.rpartition(":")]
+        ]
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        index = str(self._indexes[host.name])
+        return [sys.executable, "-m", joining.MODULE, str(self._folder), index, self._run]
+
+    def release(self) -> None:
+        self._lock.close()
+
+    def _try_lock(self) -> bool:
+        try:
+            resource = f"the gang of {self._folder}"
+            self._lock.enter_context(exclusive_lock(self._folder / "lock", resource))
+        except ResourceHeld:
+            return False
+        return True
+
+    def _list_joined(self) -> list[joining.Joined]:
+        """Returns the workers that are there. Raises ConfigError if their TF_CONFIG is wrong."""
+        files = sorted(self._folder.glob("*.json"))
+        found = [read_json_as(joining.Joined, open_path(file)) for file in files]
+        joined = [each for each in found if each]
+        for each in joined:
+            where = f"{each.host} can't join the gang: "
+            if each.problem:
+                raise ConfigError(where + each.problem)
+            if len(each.addresses) != self._hosts.workers:
+                raise ConfigError(
+                    f"{where}its TF_CONFIG has {len(each.addresses)} workers "
+                    f"({', '.join(each.addresses)}), and the hosts file has workers: "
+                    f"{self._hosts.workers}. Make them the same, and start all workers again."
+                )
+            if each.addresses != joined[0].addresses:
+                raise ConfigError(
+                    f"{where}its TF_CONFIG has the workers {', '.join(each.addresses)}, and that "
+                    f"of {joined[0].host} {', '.join(joined[0].addresses)}. All need the same."
+                )
+        return joined
+
+
 def build_manifests(
     hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int
 ) -> list[dict[str, Any]]:
@@ -328,6 +418,8 @@ def make_launcher(hosts: Hosts, job: Job) -> Launcher:
             pipeline, run = job.request.pipeline.replace("_", "-")[:30], str(job.attempt.folder)
             name = f"trainyard-{pipeline}-{compute_digest(run)[:8]}"
             return KubernetesLauncher(hosts, name, run, job.request.deadline_seconds)
+        case TfConfigHosts():
+            return TfConfigLauncher(hosts, job)
         case LocalHosts():
             return LocalLauncher(hosts.workers, hosts.cores or 0)
         case _:

@@ -32,6 +32,8 @@ class Host(BaseModel):
     """0: as many as the host reports."""
     gpus: tuple[str, ...] = ()
     """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them."""
+    ports: tuple[int, int] | None = None
+    """The first and the last port that it may use. None is those of the hosts file."""
     local_attempt: str = ""
     """Its folder of the attempt, if it shares only a bucket with the launcher."""
     local_work: str = ""

@@ -23,7 +23,14 @@ from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, ExitCode, MachineError, Pruned, TrainyardError
+from pipeline_ops.errors import (
+    ConfigError,
+    ExitCode,
+    MachineError,
+    Pruned,
+    TrainyardError,
+    make_error,
+)
 from pipeline_ops.jobs.gang_protocol import (
     STATE,
     AgentSpec,
@@ -236,8 +243,10 @@ def export_candidate(
                 f"the process that writes the candidate ended with {code} and left no "
                 f"{status.name}. Its log is {log}"
             )
-        message = f"cannot write the candidate: {outcome.message.rstrip('.')}. The log is {log}"
-        raise MachineError(message) if outcome.exit_code.is_retried else TrainyardError(message)
+        message = f"cannot write the candidate: {outcome.message.rstrip('.')}"
+        if outcome.exit_code is not ExitCode.CONFIG:
+            message += f". The log is {log}"
+        raise make_error(outcome.exit_code, message)
     if target := spec.target:
         host_pool.wait_for(lambda: fetch_files(open_root(target), folder))
 

@@ -33,6 +33,7 @@ from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.classification import return_logits
 from pipeline_ops.models.detection import Head
 from pipeline_ops.models.own_functions import make_per_example
+from pipeline_ops.models.user_errors import describe_call, list_own_frames, locate
 from pipeline_ops.user_code import modules
 from pipeline_ops.user_code.opened_files import require_named_files
 
@@ -82,7 +83,7 @@ def build_model(
         hint = f". It is called as {call}" if is_own and isinstance(error, TypeError) else ""
         raise ConfigError(
             f"train.model: cannot build {config.model} for images of shape {image_shape} and "
-            f"{num_classes} classes: {error}{hint}"
+            f"{num_classes} classes: {describe_call(error)}{locate(list_own_frames(error))}{hint}"
         ) from error
     if not (isinstance(model, keras.Model) and model.built):
         raise ConfigError(

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import math
 import os
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ from pipeline_ops.config.evaluate import rank_figure
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
+from pipeline_ops.models.user_errors import explain, list_own_frames, locate
 from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.user_code.opened_files import require_named_files
+
+_log = logging.getLogger(__name__)
 
 _CHIEF_ONLY = (kinds.CSVLogger, kinds.ModelCheckpoint, kinds.RemoteMonitor, kinds.TensorBoard)
 """Callbacks of Keras that only write. With several workers they would write everything again."""
@@ -48,7 +51,6 @@ _REFUSED = {
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _MONITORS = (kinds.EarlyStopping, kinds.ModelCheckpoint, kinds.ReduceLROnPlateau)
-_KERAS = str(Path(keras.__file__).parent)
 _NOT_REMEMBERED = ("_model", "params")
 _PATHS = ("filepath", "filename", "log_dir")
 """Attributes of Keras's callbacks that name what they write."""
@@ -268,19 +270,15 @@ class _NamedList:
         except TrainyardError:
             raise
         except Exception as error:  # a user's code may raise any exception
-            frames = traceback.extract_tb(error.__traceback__)
-            others = (__file__, contextlib.__file__)
-            own = [
-                f" ({frame.filename}:{frame.lineno})"
-                for frame in frames
-                if frame.filename not in others and not frame.filename.startswith(_KERAS)
-            ]
+            paths = [] if self.path.startswith("keras.") else [self.path]
+            kind, cause = explain(error)
             message = (
-                f"train.callbacks: {self.path} raised {type(error).__name__} in {hook}: {error}"
-                f"{''.join(own[:1])}"
+                f"train.callbacks: {self.path} raised {kind} in {hook}: {cause}"
+                f"{locate(list_own_frames(error, paths))}"
             )
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 raise MachineError(f"{message}. Repair the disk, then retry.") from error
+            _log.exception("a callback has failed")
             raise ConfigError(f"{message}. Correct it, then retry.") from error
 
     def prepare_to_continue(self, num_epochs: int) -> None:

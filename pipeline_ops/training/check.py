@@ -42,6 +42,7 @@ else:
         validate_logits,
     )
     from pipeline_ops.models.own_functions import require_fitting
+    from pipeline_ops.models.user_errors import convert_user_errors
     from pipeline_ops.training.callbacks import load_callbacks
     from pipeline_ops.training.loop import require_scaled_loss
     from pipeline_ops.training.optimizer import load_schedule, make_optimizer
@@ -49,7 +50,6 @@ else:
     from pipeline_ops.training.self_consistency import (
         check_model_of_author,
         check_twin,
-        convert_user_errors,
         draws_unrepeatably,
         list_images,
         spread_weights,

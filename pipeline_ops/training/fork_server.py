@@ -30,11 +30,13 @@ from pipeline_ops.jobs.gang_protocol import (
 )
 from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.local_files import write_json
-from pipeline_ops.storage.read_errors import to_exit_code
+from pipeline_ops.storage.read_errors import summarize_error, to_exit_code
 from pipeline_ops.system.host import die_with_parent
 
 _log = logging.getLogger(__name__)
 _NO_MEMORY = re.compile(r"OOM when|out of memory|failed to allocate", re.IGNORECASE)
+_OF_GRAPH = "Graph execution error:"
+"""The first line of a message that goes on with the stack of an operation."""
 _TEMPORARY_VARIABLES = re.compile(r"([^/\s]+)_temp/part-\d+-of-\d+([\w.-]*)")
 
 
@@ -43,6 +45,8 @@ def main() -> None:
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     os.set_inheritable(events, False)
+    # Before TensorFlow, which otherwise gives its logger a handler of its own.
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     import pipeline_ops.input.keras_start  # noqa: F401  (before other imports of Keras)
     from pipeline_ops.training import saved_model_export, worker  # noqa: F401  (once for all forks)
 
@@ -114,6 +118,8 @@ def _run_child(fork: Fork) -> NoReturn:
     log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    # A killed process leaves what it has printed, in any locale.
+    sys.stdout = os.fdopen(1, "w", 1, "utf-8", "backslashreplace", closefd=False)
     os.environ.update(fork.env)
     status, _result = run_entry(lambda: _run(fork), Path(fork.status))
     sys.stdout.flush()
@@ -134,6 +140,8 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
     """Runs a fork's work and writes its status file. The caller keeps the result alive."""
     from tensorflow import errors
 
+    from pipeline_ops.models.user_errors import RETRIED
+
     result = None
     try:
         result = entry()
@@ -142,26 +150,17 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         status = Status(exit_code=error.exit_code, message=str(error))
     except Exception as error:
         _log.exception("the process has failed")  # a full disk may refuse the log
-        retried = (
-            errors.UnavailableError,
-            errors.DeadlineExceededError,
-            errors.AbortedError,
-            errors.CancelledError,
-            errors.InternalError,
-            errors.UnknownError,
-            errors.ResourceExhaustedError,
-            errors.FailedPreconditionError,
-        )
         # The first lines. TensorFlow's messages can fill pages, and the log has them.
         lines = [line.strip() for line in str(error).strip().splitlines()]
         # A full disk, and a message that is too large, are the same error of TensorFlow.
         is_exhausted = isinstance(error, errors.ResourceExhaustedError)
         no_memory = [line for line in lines if is_exhausted and _NO_MEMORY.search(line)]
-        lines = no_memory[:1] or lines[:4]
+        of_graph = [summarize_error(error)] if lines[:1] == [_OF_GRAPH] else []
+        lines = no_memory[:1] or of_graph or lines[:4]
         # With the name that a temporary file of variables would get.
         text = _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", " ".join(lines))
         status = Status(
-            exit_code=ExitCode.RETRY if isinstance(error, retried) else to_exit_code(error),
+            exit_code=ExitCode.RETRY if isinstance(error, RETRIED) else to_exit_code(error),
             message=f"{type(error).__name__}: {text[:500]}",
             is_out_of_memory=bool(no_memory),
         )

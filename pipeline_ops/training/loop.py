@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import functools
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -41,14 +40,11 @@ from pipeline_ops.input.framework_internals import (
     list_layers,
 )
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
+from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.training.checkpoints import Arrays, Paths, number_paths
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
 
-_CALL = re.compile(
-    r"Exception encountered when calling (\S+)\.call\(\)\.\s+(?:\x1b\[1m)?([^\n\x1b]+)"
-)
-"""The layer and the cause in a message of Keras."""
 _TIMED_CALLS = 16
 """One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""
 Batches = Iterator[tuple[Any, Any]]
@@ -359,13 +355,6 @@ def add_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     They have the types of their layers. One may have any shape, such as a mean for each feature.
     """
     return tf.add_n([tf.zeros([]), *(tf.cast(tf.reduce_sum(each), tf.float32) for each in losses)])
-
-
-def describe_call(error: Exception) -> str:
-    """Returns type, layer and cause of an error in the call of a model, in one line."""
-    if found := _CALL.search(str(error.args[0] if isinstance(error, KeyError) else error)):
-        return f"{type(error).__name__} in {found[1]}: {found[2].rstrip('.')}"
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def join_verdicts(parts: Iterable[tf.Tensor]) -> np.ndarray:

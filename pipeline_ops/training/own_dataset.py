@@ -12,7 +12,6 @@ a later step skips as many of its part as the epochs before have left over.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -28,15 +27,13 @@ from pipeline_ops.input.reading import SplitShards, slice_batch
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
+from pipeline_ops.models.user_errors import convert_user_errors, list_own_frames, locate
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.training.checkpoints import Gather
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches
-from pipeline_ops.training.self_consistency import convert_user_errors
 
 _NUM_CHECKED, _CHECK_SECONDS = 2, 60
-_OWN_LINE = re.compile(r'File "((?!.*(?:-packages|/__autograph))[^"]+)", line (\d+)')
-"""A frame of the author's own code in a traceback in a message of TensorFlow."""
 _MARGIN, _DARK = 64, 16
 """How far changes of brightness may leave the range of pixels. And what the largest of a batch
 exceeds, unless it is rescaled to 0..1, -1..1, or to mean and deviation."""
@@ -122,8 +119,7 @@ def raise_dataset_errors(name: str) -> Iterator[None]:
     except tf.errors.OpError as error:
         if "IteratorGetNext" not in str(error):
             raise
-        places = [f" ({file}:{line})" for file, line in _OWN_LINE.findall(str(error))]
-        message = f"{name}: no batch can be read{''.join(places[-1:])}"
+        message = f"{name}: no batch can be read{locate(list_own_frames(error))}"
         raise make_read_error(message, error, ". Correct it.") from error
 
 

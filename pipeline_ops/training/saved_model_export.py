@@ -43,6 +43,7 @@ from pipeline_ops.jobs.local_inputs import (
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import build_model, make_head
+from pipeline_ops.models.user_errors import convert_training_errors
 from pipeline_ops.served.client import (
     RawRecord,
     decode_pixels,
@@ -78,14 +79,18 @@ def export_saved_model(spec: CandidateSpec) -> None:
     request = read_request(open_path(spec.request))
     dataset = read_manifest(open_path(request.inputs["preprocess"].uri))
     # The stages are served with the code that has made the data set.
-    with use_user_code(request, Path(spec.request).parent, dataset.fingerprint.code) as code_folder:
-        _export(spec, request, code_folder)
+    config = Train.model_validate(request.config)
+    with (
+        use_user_code(request, Path(spec.request).parent, dataset.fingerprint.code) as code_folder,
+        convert_training_errors(config),
+    ):
+        _export(spec, request, config, code_folder)
 
 
-def _export(spec: CandidateSpec, request: Request, code_folder: Path) -> None:
+def _export(spec: CandidateSpec, request: Request, config: Train, code_folder: Path) -> None:
     report = ProgressWriter(Path(spec.progress or os.devnull)).report
     report("candidate", message="builds the model")
-    config, folder, work = Train.model_validate(request.config), Path(spec.folder), Path(spec.work)
+    folder, work = Path(spec.folder), Path(spec.work)
     if spec.source:
         remove_own_folder(folder)
         for each in (folder, work):

@@ -9,15 +9,13 @@ builds from the same weights, and with its SavedModel in that process, without t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
 import re
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,16 @@ import tensorflow as tf
 
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned, list_layers
+from pipeline_ops.models.user_errors import (
+    CodeLine,
+    convert_user_errors,
+    list_own,
+    list_own_frames,
+    locate,
+)
 from pipeline_ops.served.model import ServedClassifier
 from pipeline_ops.storage.local_files import read_json, translate_write_errors
 from pipeline_ops.training.checkpoints import number_paths, write_arrays
-from pipeline_ops.training.loop import describe_call
 
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _DRAWING = re.compile(r"Random(?!.*Dataset)|TruncatedNormal|Multinomial|^Stateful(?!Partitioned)")
@@ -39,7 +43,6 @@ _SEEDS = ("seed", "seed2")
 _GENERATOR = "StateVar"
 """The name of the state of a tf.random.Generator, which may be used in a training."""
 _TRIALS = 8
-_INSTALLED = ("site-packages", "dist-packages", str(Path(__file__).parents[1]), "<")
 _TIMEOUT_SECONDS = 240
 _REPEATED, _TOLERANCE, TRAINED_TOLERANCE, REDUCED_TOLERANCE = 1e-5, 1e-4, 0.02, 0.25
 """In parts of the largest answer: of a second call, whose threads may add in another order, of the
@@ -376,37 +379,8 @@ def _find_summed_loss(model: keras.Model, images: tf.Tensor) -> keras.Layer | No
 def _locate(operation: tf.Operation) -> str:
     """Returns the layer, file and line of an operation, as far as it has them."""
     layer = operation.name.rpartition("/ReadVariableOp")[0] or operation.name
-    return ", ".join([layer, *_list_own_lines(operation.traceback)[-1:]])
-
-
-def _list_own_lines(frames: Iterable[Any]) -> list[str]:
-    """Returns file and line of the frames that are neither installed nor ours."""
-    return [
-        f"{frame.filename}:{frame.lineno}"
-        for frame in frames
-        if not any(part in frame.filename for part in _INSTALLED)
-    ]
-
-
-@contextlib.contextmanager
-def convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> Iterator[None]:
-    """Turns any error of user code into a ConfigError that names the key, and file and line."""
-    try:
-        yield
-    except (ConfigError, MachineError, MemoryError, tf.errors.ResourceExhaustedError):
-        raise  # the last two are for the machine
-    except Exception as error:
-        if not is_user_code:
-            raise
-        raise ConfigError(
-            f"{subject} raised {describe_call(error)}{_list_place(error)}{suffix}. Correct it."
-        ) from error
-
-
-def _list_place(error: Exception) -> str:
-    """Returns file and line of an error in the author's code, in brackets, or nothing."""
-    lines = _list_own_lines(traceback.extract_tb(error.__traceback__))
-    return f" ({lines[-1]})" if lines else ""
+    own = list_own(CodeLine(each.filename, each.lineno, each.name) for each in operation.traceback)
+    return ", ".join([layer, *(f"{each.file}:{each.line}" for each in own[-1:])])
 
 
 def check_answers(
@@ -537,7 +511,7 @@ def check_twin(
     except Exception as error:  # of any kind, by an operation or a resource
         raise ConfigError(
             f"{name} cannot be written as a SavedModel: {type(error).__name__}: "
-            f"{_shorten(str(error))}{_list_place(error)}"
+            f"{_shorten(str(error))}{locate(list_own_frames(error))}"
         ) from error
     with convert_user_errors(name, True, " when it is called as it is served"):
         expected = served.images(images)["probabilities"]

@@ -26,6 +26,7 @@ from tensorflow.experimental import dtensor
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.task import BatchSums, Task, add_sums
+from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import (
     Batches,
@@ -36,7 +37,6 @@ from pipeline_ops.training.loop import (
     add_losses,
     are_finite,
     cast_to_float,
-    describe_call,
     join_verdicts,
     make_change,
     refuse_assigned,

@@ -6,9 +6,10 @@ already, and the graph and the predictions come from a second model that never j
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,29 @@ class TensorboardWriter:
 
     def __post_init__(self) -> None:
         self._writer = tf.summary.create_file_writer(str(self.folder))
+        self._is_profiling = False
+
+    @contextlib.contextmanager
+    def profile(self, first: int, end: int) -> Iterator[None]:
+        """Records the call of the steps from `first` to before `end`, if one of them is selected.
+
+        Steps are counted from 1. A record has all calls from the first to the last one.
+        """
+        selected = self.config.profile_steps
+        if not selected or end <= selected[0] or first > selected[1]:
+            yield
+            return
+        if not self._is_profiling:
+            tf.profiler.experimental.start(str(self.folder))
+            self._is_profiling = True
+        with tf.profiler.experimental.Trace("train", step_num=first, _r=1):
+            yield
+        if end > selected[1]:
+            self._stop_profile()
+
+    def _stop_profile(self) -> None:
+        tf.profiler.experimental.stop()
+        self._is_profiling = False
 
     def write(
         self, epoch: Epoch, weights: Arrays, shares: StepShares | None, gpus: Sequence[GpuUsage]
@@ -62,6 +86,8 @@ class TensorboardWriter:
         self._writer.flush()
 
     def close(self) -> None:
+        if self._is_profiling:  # the training has ended before the last selected step
+            self._stop_profile()
         self._writer.close()
 
     @functools.cached_property

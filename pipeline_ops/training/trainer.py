@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -40,6 +41,7 @@ from pipeline_ops.models.task import (
     compute_means,
     count_answers_not_finite,
 )
+from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, to_logs
 from pipeline_ops.training.checkpoints import (
@@ -64,6 +66,7 @@ _SAVING = "saving"
 _NOT_FINITE = "is not a finite number"
 _MAX_NAMED = 5
 """The number of examples that a message names."""
+_SUMMARY_COLUMNS, _SUMMARY_LINES = 100, 200
 _DIVERGENCE_FACTOR = 0.5
 """The factor of `lower_learning_rate`."""
 
@@ -140,6 +143,8 @@ class Trainer:
             self.progress.report("warning", message=warning)
         if restored is None:
             self.state = self.initialize()
+            if self.spec.is_chief:
+                print(describe_model(self.loop.model))
             self._best = self.loop.get_best_weights()
         else:
             self.state = restored.state
@@ -245,9 +250,11 @@ class Trainer:
             self.loop.trace(self._batches, state.step, rates)
             message = "compiles and takes the first step"
             self.progress.report(COMPILING_PHASE, message=message)
-        begun = time.perf_counter()
-        result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
-        self.times.add_steps(time.perf_counter() - begun, result.waits)
+        board, first = self.tensorboard, state.step + 1
+        with board.profile(first, first + num_steps) if board else contextlib.nullcontext():
+            begun = time.perf_counter()
+            result = self.loop.train(self._batches, state.step, rates, float(self.stop.is_set()))
+            self.times.add_steps(time.perf_counter() - begun, result.waits)
         limit = self.config.on_divergence.max_loss
         if not result.is_sound or (limit is not None and result.worst_loss > limit):
             raise DivergedError(
@@ -493,6 +500,21 @@ class Trainer:
             shares=self.times.compute_shares(),
             gpus=self.gpu_monitor.gpus,
         )
+
+
+def describe_model(model: keras.Model) -> str:
+    """Returns Keras's summary of a model. A long one is cut in its middle."""
+    parts: list[str] = []
+    try:
+        model.summary(line_length=_SUMMARY_COLUMNS, print_fn=parts.append)
+    except Exception as error:  # an author's compute_output_shape may raise any exception
+        return f"There is no summary of the model: {describe_call(error)}"
+    lines = "".join(parts).splitlines()
+    if len(lines) > _SUMMARY_LINES:
+        left_out = len(lines) - _SUMMARY_LINES
+        half = _SUMMARY_LINES // 2
+        lines[half:-half] = [f"... {left_out} lines are left out ..."]
+    return "\n".join(lines)
 
 
 def _apply_divergence_policy(

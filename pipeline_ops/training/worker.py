@@ -56,6 +56,7 @@ from pipeline_ops.models import (
 from pipeline_ops.models.classification import Classification, PerExample
 from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
+from pipeline_ops.models.user_errors import convert_training_errors
 from pipeline_ops.registry.weights import fetch_weights
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
@@ -94,7 +95,7 @@ from pipeline_ops.training.strategy import (
     require_matches,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
-from pipeline_ops.training.trainer import Trainer
+from pipeline_ops.training.trainer import Trainer, describe_model
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
 from pipeline_ops.user_code.opened_files import require_named_files
@@ -122,6 +123,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     config = Train.model_validate(request.config | {"micro_batches": spec.micro_batches})
     with (
         use_user_code(request, Path(spec.request).parent) as code_folder,
+        convert_training_errors(config),
         _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
         raise_read_errors(),
     ):
@@ -337,6 +339,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
         write_arrays(work / TRAINED, weights, trainer.loop.paths.weights, answers)
         facts = {
             "num_parameters": trainer.loop.model.count_params(),
+            "model_summary": describe_model(trainer.loop.model),
             "strategy": chosen.name,
             "strategy_reason": chosen.reason,
         }

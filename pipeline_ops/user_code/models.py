@@ -52,7 +52,7 @@ def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
     """
     name = type(section).__name__.lower()
     code = read_files(section.files, f"{name}.files", folder)
-    for key, path in _collect_paths(section).items():
+    for key, path in collect_paths(section).items():
         module = path.partition(":")[0]
         origin = find_module(module, folder)
         if origin is None:
@@ -75,7 +75,7 @@ def validate_names(section: Train | Evaluate, folder: Path) -> None:
     Raises:
       ConfigError: there is no such name in the module, or the module is not valid Python.
     """
-    for key, path in _collect_paths(section).items():
+    for key, path in collect_paths(section).items():
         module, _, name = path.partition(":")
         origin = find_module(module, folder)
         known = origin and _find_names(origin, key)
@@ -100,11 +100,11 @@ def find_user_versions(section: Train | Evaluate) -> dict[str, str]:
 
     The packages that a model may be made with are included.
     """
-    modules = [path.partition(":")[0] for path in _collect_paths(section).values()]
+    modules = [path.partition(":")[0] for path in collect_paths(section).values()]
     return find_versions(sorted({*find_distributions(modules), *_FRAMEWORKS})) if modules else {}
 
 
-def _collect_paths(section: Train | Evaluate) -> dict[str, str]:
+def collect_paths(section: Train | Evaluate) -> dict[str, str]:
     """The paths `module:name` by the key of the config."""
     if isinstance(section, Evaluate):
         rules = enumerate(section.gate)

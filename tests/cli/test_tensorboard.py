@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,7 +24,9 @@ from processes import wait_until
 from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.artifacts.results import TENSORBOARD
+from pipeline_ops.cli.commands.tensorboard import update_links
 from pipeline_ops.cli.main import main
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.train import train
 from pipeline_ops.storage.open_store import open_root
@@ -68,6 +71,30 @@ def opened(tmp_path):
                 reader.join()
 
     return opened
+
+
+def test_records_of_the_profiler_are_where_its_tab_looks(tmp_path):
+    """It looks for `plugins/profile` below no folder that is a link."""
+    config = load_config(write_config(tmp_path, {"storage.root": "root"}))
+    events = tmp_path / "root" / "artifacts" / config.pipeline / "train" / ".abc.work" / TENSORBOARD
+    trace = events / "plugins" / "profile" / "2026_11_29" / "host.xplane.pb"
+    trace.parent.mkdir(parents=True)
+    for file in (trace, events / "events.out.tfevents.1795995963.host.1.0.v2"):
+        file.write_bytes(b"records")
+    links = tmp_path / "links"
+    links.mkdir()
+    for _ in range(2):
+        assert update_links(links, [config]) == 1
+    found = [
+        Path(folder, name)
+        for folder, _, names in os.walk(links)  # follows no links, either
+        for name in names
+    ]
+    assert [file.parent.parent.parent.name for file in found if file.name == trace.name] == [
+        "plugins"
+    ]
+    shutil.rmtree(events)
+    assert update_links(links, [config]) == 0 and not list(links.glob("*/*"))
 
 
 @pytest.mark.airflow

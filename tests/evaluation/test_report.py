@@ -51,6 +51,13 @@ def hostile_page(tmp_path_factory, dataset, saved_models) -> str:
     )
 
 
+def test_the_layers_of_the_model_are_folded_below_the_training():
+    html = render(training={"model_summary": f"Conv2D {SCRIPT}"})
+    assert "Layers of the model" in Page(html).text and f"Conv2D {SCRIPT}" in Page(html).text
+    assert SCRIPT not in html
+    assert "Layers of the model" not in Page(render()).text
+
+
 def test_hostile_text_is_shown_as_text(hostile_page):
     page = Page(hostile_page)
     for text in (SCRIPT, BREAKOUT, TEMPLATE):

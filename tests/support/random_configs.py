@@ -485,6 +485,9 @@ TABLE: Mapping[str, Sequence[Change]] = {
     ],
     "train.micro_batches": [{"train.micro_batches": parts} for parts in (2, 5)],
     "train.steps_per_call": [{"train.steps_per_call": steps} for steps in (1, 7, 10_000)],
+    "train.tensorboard.profile_steps": [
+        {"train.tensorboard.profile_steps": steps} for steps in ([1, 1], [4, 9], [10**6, 10**6])
+    ],
     "train.seed": [{"train.seed": seed} for seed in (0, 2**31, 2**32 - 1)],
     "preprocess.split.seed": [{"preprocess.split.seed": seed} for seed in (0, 11, -1)],
     "preprocess.shards": [{"preprocess.shards": count} for count in (1, 3, 200)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 
@@ -49,6 +50,23 @@ class Writer(keras.callbacks.Callback):
 class Hoarder(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.seen = {epoch}
+
+
+def talkative(labels, logits):
+    """A loss whose author looks what it does."""
+    print("printed while it is traced", flush=False)
+    logging.getLogger(__name__).info("logged while it is traced")
+    tf.print("printed in a step:", tf.shape(labels)[0])
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+class TalkAndDie(keras.callbacks.Callback):
+    """Says something, and is killed at once, on one worker."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        print("printed before the end \N{SNOWMAN}")
+        logging.getLogger(__name__).info("logged before the end")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 clumsy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: {}["oh"])

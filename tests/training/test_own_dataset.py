@@ -106,11 +106,11 @@ def test_random_changes_are_translated_and_said_to_be_unrepeatable(make_job, hos
         (
             "that_raises",
             r"train.dataset: acme_vision.examples:that_raises: no batch can be read "
-            r"\(.*/acme_vision/examples.py:\d+\): ValueError: no such picture. Correct it.",
+            r"\(.*/acme_vision/examples.py:\d+\): ValueError: no such picture. Correct it",
         ),
         (
             "of_a_wrong_label",
-            r":of_a_wrong_label: no batch can be read: labels must be 0 to 9. Correct it.",
+            r":of_a_wrong_label: no batch can be read: labels must be 0 to 9. Correct it",
         ),
     ],
 )

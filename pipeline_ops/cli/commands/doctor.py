@@ -355,7 +355,7 @@ def check_places(config: PipelineConfig) -> Iterator[Finding]:
         cure = f"Start what {check} names, or correct that file."
         if isinstance(use.hosts, SshHosts):
             yield from _examine(check, _check_ssh_hosts(check, use.hosts, use, config), cure)
-        elif use.hosts.launcher != "local":
+        elif use.hosts.launcher not in ("local", "tf_config"):
             yield from _examine(check, _check_place(check, use), cure)
 
 

@@ -25,7 +25,14 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.config.evaluate import Approval
-from pipeline_ops.config.hosts import Hosts, KubernetesHosts, LocalHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.hosts import (
+    Hosts,
+    KubernetesHosts,
+    LocalHosts,
+    SlurmHosts,
+    SshHosts,
+    TfConfigHosts,
+)
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.jobs.source_download import is_to_be_downloaded
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
@@ -219,6 +226,9 @@ def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
         case KubernetesHosts(pods=pods, workers_per_pod=workers):
             names = [f"pod-{number}" for number in range(pods)]
             return [Host(name=n, address=n, workers=workers) for n in names]
+        case TfConfigHosts(workers=workers):
+            names = [f"worker-{number}" for number in range(workers)]
+            return [Host(name=n, address=n, workers=1) for n in names]
         case SshHosts():
             return SshLauncher(hosts).allocate(lambda: None)
         case LocalHosts(workers=workers, cores=cores):

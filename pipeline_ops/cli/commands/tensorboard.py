@@ -1,6 +1,6 @@
 """`trainyard tensorboard`: TensorBoard over the trainings of pipelines.
 
-It reads a folder of links, one for each training, which is updated while it runs.
+It reads a folder of links, a folder for each training, which is updated while it runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def tensorboard(arguments: argparse.Namespace) -> int:
 
 
 def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
-    """Makes a link to the event files of each training, and removes those that lead nowhere.
+    """Makes links to the event files of each training, and removes those that lead nowhere.
 
     Returns the number of trainings.
     """
@@ -104,14 +105,22 @@ def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
             if not seconds:
                 continue  # it has not begun
             began = dt.datetime.fromtimestamp(min(seconds), dt.UTC)
-            new = links / ".new"
-            new.symlink_to(events)
-            new.replace(folder / f"{began:%Y-%m-%d %H:%M} {fingerprint}")
+            _link_files(events, folder / f"{began:%Y-%m-%d %H:%M} {fingerprint}", links / ".new")
     found = list(links.glob("*/*"))
-    gone = [link for link in found if not link.exists()]
-    for link in gone:
-        link.unlink()
+    gone = [run for run in found if not any(map(Path.exists, run.glob("events.out.tfevents.*")))]
+    for run in gone:
+        shutil.rmtree(run)
     return len(found) - len(gone)
+
+
+def _link_files(events: Path, run: Path, new: Path) -> None:
+    """Links to all files of a training. The Profile tab finds nothing below a linked folder."""
+    for file in filter(Path.is_file, events.rglob("*")):
+        link = run / file.relative_to(events)
+        if not link.is_symlink() or link.readlink() != file:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            new.symlink_to(file)
+            new.replace(link)
 
 
 def _find_events(layout: Layout, known: Collection[str]) -> Iterator[tuple[str, Path]]:

@@ -27,7 +27,9 @@ from pipeline_ops.user_code.modules import is_installed
 _log = logging.getLogger(__name__)
 
 _CALL = re.compile(
-    r"Exception encountered when calling (\S+)\.call\(\)\.\s+(?:\x1b\[1m)?([^\n\x1b]+)"
+    r"Exception encountered when calling (\S+)\.call\(\)\.\s+(?:\x1b\[1m)?"
+    r"(?:Could not automatically infer.*?Error encountered:\s+)?([^\n\x1b]+)",
+    re.S,
 )
 """The layer and the cause in a message of Keras."""
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')

@@ -481,6 +481,28 @@ def branches_on_a_tensor_in_training(image_shape, num_classes):
     )
 
 
+class Misspelt(layers.Layer):
+    def call(self, x):
+        return x * self.scael
+
+
+def misspelt(image_shape, num_classes):
+    return keras.Sequential([Misspelt(), layers.Flatten(), layers.Dense(num_classes)])
+
+
+class Paired(keras.Model):
+    """Two outputs in training, and their mean otherwise, as keras.io's DeiT."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.flatten = layers.Flatten()
+        self.heads = [layers.Dense(num_classes), layers.Dense(num_classes)]
+
+    def call(self, images, training=False):
+        first, second = (head(self.flatten(images)) for head in self.heads)
+        return (first, second) if training else (first + second) / 2
+
+
 class Auxiliary(keras.Model):
     """An auxiliary classifier that is first called in a training."""
 

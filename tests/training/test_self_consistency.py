@@ -88,6 +88,10 @@ REFUSED_BY_THE_GRAPH = {
     "key_error_in_training": rf"raised KeyError in InTraining: rate \({LINE}\) when called",
     "branches_on_a_tensor_in_training": r"Error in InTraining: .* as a Python `bool` is not all"
     rf".*\({LINE}\) when called",
+    "misspelt": "raised AttributeError in Misspelt: 'Misspelt' object has no attribute 'scael' "
+    rf"\({LINE}\)",
+    "Paired": "returns 2 outputs in training, and one when it answers. The loss takes one: add the "
+    "loss of the others by add_loss in call, or write a train_step",
     "Auxiliary": "creates the weights auxiliary/dense_1/kernel, auxiliary/dense_1/bias when it is "
     rf"first called with training=True \(auxiliary_1/dense_1_1/Cast, {LINE}, ",
     "stateful": "the layer gru has stateful=True",

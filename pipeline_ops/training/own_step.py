@@ -336,27 +336,28 @@ class OwnStepLoop(SynchronousLoop):
         name = self._config.step or f"{type(self.model).__name__}.train_step"
         names = [type(each).__name__ for each, _ in self._own.optimizers]
         text = f"each step is {name}, with {' and '.join(names) or 'no optimizer of Keras'}"
+        return ". ".join(filter(None, (text, self.remark)))
+
+    @property
+    def remark(self) -> str:
+        """Says what the losses are, where a reader of the curves would not expect it."""
         losses = [each for each in self._own.of_step if "loss" in each.lower()]
-        if not self._own.has_loss:
-            text += f". It returns no loss, so {' + '.join(losses)} counts as the loss"
-        return text
+        training = "" if self._own.has_loss else f"The training loss is {' + '.join(losses)}"
+        validation = "The validation loss is the cross-entropy of the answers"
+        is_own = "train_step" in self._parts or self._config.step
+        return ". ".join(filter(None, (training, validation * bool(is_own and not self._own.test))))
 
-    def trace(self, batches: Batches, step: int, learning_rates: Sequence[float]) -> None:
-        super().trace(batches, step, learning_rates)
-        arguments = self._make_arguments(batches, step, learning_rates, 0.0, self._is_timed)
-        self._graph = self._train.get_concrete_function(*arguments).graph
-
-    def find_unknown(self) -> tuple[Any, set[int]] | None:
+    def find_unknown(self, batches: Batches) -> tuple[Any, set[int]]:
         """Returns the graph of a step on one device, and the ids of the handles of variables that
-        no checkpoint has. None if there are none.
+        no checkpoint has.
         """
+        arguments = self._make_arguments(batches, 0, [0.0], 0.0, self._is_timed)
+        graph = self._train.get_concrete_function(*arguments).graph
         known = [*self.model.variables, *self._own.variables]
         known += [variable for metric in self.model.metrics for variable in metric.variables]
         values = [each.value if isinstance(each, keras.Variable) else each for each in known]
-        unknown = {id(each.handle) for each in self._graph.variables} - {
-            id(each.handle) for each in values if hasattr(each, "handle")
-        }
-        return (self._graph, unknown) if unknown else None
+        handles = {id(each.handle) for each in values if hasattr(each, "handle")}
+        return graph, {id(each.handle) for each in graph.variables} - handles
 
     def _find_averages(self) -> dict[int, keras.Variable]:
         found: dict[int, keras.Variable] = {}

@@ -460,6 +460,8 @@ def initialize_training(
 ) -> TrainingState:
     """Returns the state of a new training, whose initial weights the request may name."""
     state = TrainingState(learning_rate=loop.learning_rate or 0.0)
+    if isinstance(loop, OwnStepLoop) and loop.remark:
+        state.warnings.append(f"{loop.remark}.")
     if WARM_START in request.inputs:
         uri = fetch_weights(request.inputs[WARM_START])
         warm_start = read_warm_start(uri, loop.model, loop.get_weights(), build)

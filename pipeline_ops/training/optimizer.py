@@ -65,25 +65,17 @@ def _make_own(config: Optimizer, folder: Path) -> keras.optimizers.Optimizer:
             f"{config.name.partition(':')[2]}(learning_rate, **arguments)."
         ) from error
     inner = getattr(optimizer, "inner_optimizer", optimizer)
+    fault = ""
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise ConfigError(
-            f"{where} must make an optimizer of Keras {keras.__version__}, got {optimizer!r}."
-        )
-    if isinstance(inner, keras.optimizers.ScheduleFreeAdamW):
-        raise ConfigError(
-            f"{where} begins with a copy of the weights, and warm starts and averages set weights "
-            "later. Use keras.optimizers:AdamW."
-        )
-    if isinstance(inner, keras.optimizers.MultiOptimizer):
-        raise ConfigError(
-            f"{where} applies several optimizers with rates of their own. Compile the model with "
-            "it, in the function that builds the model."
-        )
-    if not isinstance(inner.learning_rate, keras.Variable):
-        raise ConfigError(
-            f"{where} has a schedule of its own. Name it in train.optimizer.schedule, type: own, "
-            "which restarts and pages know, and pass learning_rate on."
-        )
+        fault = f"must make an optimizer of Keras {keras.__version__}, got {optimizer!r}"
+    elif isinstance(inner, keras.optimizers.ScheduleFreeAdamW):
+        fault = "begins with a copy of the weights, which a warm start sets later. Use AdamW"
+    elif isinstance(inner, keras.optimizers.MultiOptimizer):
+        fault = "has several rates. Compile the model with it, in the function that builds it"
+    elif not isinstance(inner.learning_rate, keras.Variable):
+        fault = "has a schedule of its own. Name it in train.optimizer.schedule, type: own"
+    if fault:
+        raise ConfigError(f"{where} {fault}.")
     for name, value in _get_common_options(config).items():
         if getattr(inner, name, None) is None or name == "use_ema":
             setattr(inner, name, value)

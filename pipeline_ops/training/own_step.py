@@ -441,24 +441,17 @@ def _list_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.
 
 def refuse_options(config: Train, num_replicas: int) -> None:
     """Raises ConfigError for what only the loop's own step can do."""
-    reasons = {
-        "micro_batches": (config.micro_batches > 1, "A step of its own gets its batch whole"),
-        "class_weights": (
-            config.class_weights or config.weights_by_class,
-            "A step of its own computes its loss itself",
-        ),
-        "label_smoothing": (config.label_smoothing, "A step of its own computes its loss itself"),
-        "xla": (config.xla != "none", "Give tf.function(jit_compile=True) to parts of the step"),
-        "input.augment.mixup": (config.input.augment.mixup, "It gets one label for each image"),
-        "input.augment.cutmix": (config.input.augment.cutmix, "It gets one label for each image"),
-        "precision": (config.precision == "float16", "Only the loop's step scales its loss"),
+    computes_loss = "A step of its own computes its loss itself"
+    given = {
+        "micro_batches": config.micro_batches > 1 and "A step of its own gets its batch whole",
+        "class_weights": (config.class_weights or config.weights_by_class) and computes_loss,
+        "label_smoothing": config.label_smoothing and computes_loss,
+        "xla": config.xla != "none" and "Give tf.function(jit_compile=True) to parts of the step",
+        "input.augment.mixup": config.input.augment.mixup and "It gets one label for each image",
+        "input.augment.cutmix": config.input.augment.cutmix and "It gets one label for each image",
+        "precision": config.precision == "float16" and "Only the loop's step scales its loss",
     }
-    for key, (is_given, reason) in reasons.items():
-        if is_given:
-            raise ConfigError(
-                f"train.{key}: {config.model} trains with a step of its own (train_step, compile, "
-                f"compute_loss or train.step). {reason}. Leave train.{key} out."
-            )
+    _refuse(config, given, "trains with a step of its own (train_step, compile, or train.step)")
     if config.strategy not in STRATEGIES:
         raise ConfigError(
             f"train.strategy: {config.model} trains with a step of its own, which "
@@ -475,25 +468,29 @@ def refuse_options(config: Train, num_replicas: int) -> None:
 
 def _refuse_void(config: Train) -> None:
     """Raises ConfigError for options that a compiled model decides."""
-    given = {"optimizer": config.optimizer != Optimizer(), "loss": config.loss}
-    for key, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"train.{key}: {config.model} is compiled, and what it is compiled with counts. "
-                f"Leave train.{key} out, or remove compile."
-            )
+    reason = "What it is compiled with counts"
+    given = {
+        "optimizer": config.optimizer != Optimizer() and reason,
+        "loss": config.loss and reason,
+    }
+    _refuse(config, given, "is compiled")
 
 
 def _refuse_rates(config: Train) -> None:
     """Raises ConfigError for options that change a learning rate that is the author's."""
-    lowers = config.on_divergence.action == "lower_learning_rate"
-    for key, is_given in {
-        "reduce_learning_rate": config.reduce_learning_rate,
-        "on_divergence.action": lowers,
-        "optimizer.schedule": config.optimizer.schedule.type != "constant",
-    }.items():
-        if is_given:
+    reason = "Or use model.optimizer without a schedule"
+    given = {
+        "reduce_learning_rate": config.reduce_learning_rate and reason,
+        "on_divergence": config.on_divergence.action == "lower_learning_rate" and reason,
+        "optimizer.schedule": config.optimizer.schedule.type != "constant" and reason,
+    }
+    _refuse(config, given, "has optimizers with learning rates of their own")
+
+
+def _refuse(config: Train, given: Mapping[str, Any], fact: str) -> None:
+    """Raises ConfigError for the first key that is given, with the reason that is its value."""
+    for key, reason in given.items():
+        if reason:
             raise ConfigError(
-                f"train.{key}: the step of {config.model} uses optimizers with learning rates of "
-                "their own. Leave it out, or use model.optimizer without a schedule."
+                f"train.{key}: {config.model} {fact}. {reason}. Leave train.{key} out."
             )

@@ -257,7 +257,8 @@ def build_trainer(
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     build = functools.partial(build_model, config, image_shape, num_classes, code_folder)
     build_for_serving = functools.partial(build, for_training=False)
-    # A module of functions may also hold layers, which the strategy has to know.
+    # A module of functions may also hold layers, which draw their weights when it is imported.
+    keras.utils.set_random_seed(config.seed)
     with chosen.scope():
         task = make_task(config, code_folder, dataset)
     progress.report("model", message="builds the model")

@@ -105,9 +105,12 @@ SERVERS = {"strategy": "parameter_server", "parameter_servers": 1}
         (of_step("guided_step", global_batch_size=33), "33 examples cannot be divided equally"),
         (
             of_model("compiled", optimizer={"learning_rate": 0.1}),
-            "train.optimizer: .* is compiled, and what it is compiled with counts",
+            "train.optimizer: .* is compiled. What it is compiled with counts",
         ),
-        (of_model("compiled", reduce_learning_rate={}), "train.reduce_learning_rate: .* their own"),
+        (
+            of_model("compiled", reduce_learning_rate={}),
+            "train.reduce_learning_rate: .* of their own",
+        ),
         (of_model("Adversarial"), r"its compile does not take optimizer, loss, metrics"),
         (of_model("Late"), "creates dense.*/kernel, .* in its first step"),
         (of_step("summing_step", **SGD), "changes the weights 2 times as much as with one"),

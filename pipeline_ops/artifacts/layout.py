@@ -15,7 +15,6 @@
     <task>/claim.json               the job of the task, for its next try (Airflow 3.2)
 <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
                                     export.registry is elsewhere
-<root>/weights/<name>/              initial weights that people bring (`registry/weights.py`)
 <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
 <root>/checked/                     models that were built on one batch and can be trained
                                     (`jobs/model_check.py`)

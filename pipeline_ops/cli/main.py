@@ -27,7 +27,6 @@ from pipeline_ops.cli.commands import (
     tensorboard,
     ui,
     validate,
-    weights,
 )
 from pipeline_ops.cli.commands.run import Stopped
 from pipeline_ops.errors import TrainyardError
@@ -42,7 +41,6 @@ _COMMANDS = (
     doctor,
     explain,
     models,
-    weights,
     gc,
     serve,
     tensorboard,

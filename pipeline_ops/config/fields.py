@@ -264,11 +264,7 @@ def _iterate_fields(
             if typing.get_origin(member) is list
             for item in _iterate_members(typing.get_args(member)[0])
         ]
-        for inner in sections:
-            yield from _iterate_fields(inner, f"{prefix}{name}.", passed_down)
-        for inner in filter(_is_section, items):
-            yield from _iterate_fields(inner, f"{prefix}{name}[].", passed_down)
-        if not sections and not any(map(_is_section, items)):
+        if len(sections) < len(members) and not any(map(_is_section, items)):
             origins = {typing.get_origin(member) for member in members}
             kind: Kind = "list" if list in origins else "mapping" if dict in origins else "scalar"
             yield ConfigField(
@@ -278,6 +274,10 @@ def _iterate_fields(
                 sections=(section,),
                 **declarations,
             )
+        for inner in sections:
+            yield from _iterate_fields(inner, f"{prefix}{name}.", passed_down)
+        for inner in filter(_is_section, items):
+            yield from _iterate_fields(inner, f"{prefix}{name}[].", passed_down)
 
 
 def _iterate_members(annotation: Any) -> Iterator[Any]:

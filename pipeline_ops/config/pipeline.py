@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -40,7 +39,7 @@ from pipeline_ops.config.reading import ConfigFile, ConfigText
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
-from pipeline_ops.config.train import STORED_WEIGHTS_PATTERN, Train
+from pipeline_ops.config.train import InitialWeights, Train
 from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import is_remote, open_near, open_root
@@ -275,12 +274,12 @@ class PipelineConfig(Section):
         return (self.file.parent / Path(relative).expanduser()).resolve()
 
     @property
-    def weights_path(self) -> Path | None:
-        """The file or the folder of `train.warm_start`. None for weights in the store."""
-        source = self.train.warm_start
-        if source is None or re.fullmatch(STORED_WEIGHTS_PATTERN, source):
-            return None
-        return self.resolve_path(source)
+    def initial_weights(self) -> InitialWeights | None:
+        """Those of `train`, with an absolute path or a URI."""
+        weights = self.train.initial_weights
+        if weights is None or is_remote(weights.path):
+            return weights
+        return weights.model_copy(update={"path": str(self.resolve_path(weights.path))})
 
 
 def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:

@@ -36,6 +36,7 @@ from pipeline_ops.config.model_catalogue import (
     find_model,
     is_user_function,
 )
+from pipeline_ops.storage.open_store import validate_no_credentials
 
 DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
 """numerics: the first operation that produces an infinite value or NaN reports its name and its
@@ -510,13 +511,21 @@ MAX_STEPS = 999_999_999
 _DEFAULT_EPOCHS = 10
 HOSTS_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """A plain name, so that the path stays in the folder `hosts/`."""
-BUNDLE_NAME = "[a-z0-9][a-z0-9_.-]{0,62}"
-STORED_WEIGHTS_PATTERN = f"champion|version [1-9][0-9]{{0,8}}|weights {BUNDLE_NAME}"
-"""The weights that a run may begin with: a published model of this pipeline, or a bundle of weights
-in its store, never a path."""
-STORED_WEIGHTS_DESCRIPTION = (
-    "champion, a published version such as `version 3`, or a bundle such as `weights resnet50`"
-)
+_PUBLISHED_WEIGHTS_PATTERN = "champion|version [1-9][0-9]{0,8}"
+"""The weights that a run may begin with: a published model of this pipeline, never a path."""
+_BUNDLE_PATTERN = "weights [a-z0-9][a-z0-9_.-]{0,62}"
+"""Weights in the store, as earlier versions had them."""
+
+
+class InitialWeights(Section):
+    """Weights to begin with that are not a published model."""
+
+    path: str = operational_field(..., is_path=True)
+    """A SavedModel's folder, a file of weights (.npz, .h5 or .keras) or a checkpoint of the
+    TensorFlow Object Detection API. A file may be in a bucket: s3://bucket/weights.h5."""
+    sha256: str | None = operational_field(None, pattern="^[0-9a-f]{64}$")
+    """The SHA-256 that the file must have, compared when the training is planned, and by each
+    worker. Required for a file in a bucket."""
 
 
 class EarlyStopping(Section):
@@ -698,18 +707,17 @@ class Train(TaskSection):
     """The factor of the loss of each class in training, by the name of the class. Others have 1."""
     label_smoothing: float = per_run_field(0.0, ge=0, lt=1, is_advanced=True)
     """The part of each label that is spread over all classes, in training only."""
-    warm_start: str | None = per_run_field(
+    warm_start: str | InitialWeights | None = per_run_field(
         None,
         rank=5,
         is_operational=True,
         is_path=True,
-        run_pattern=STORED_WEIGHTS_PATTERN,
-        run_pattern_description=STORED_WEIGHTS_DESCRIPTION,
+        run_pattern=_PUBLISHED_WEIGHTS_PATTERN,
+        run_pattern_description="champion, or a published version such as `version 3`",
     )
     """The weights to begin with: champion (the model in service, if there is one yet), `version 3`
-    of the published ones, `weights NAME` for a bundle of `trainyard weights add`, or the path of a
-    SavedModel's folder, of a file of weights (.npz, .h5 or .keras) or of a checkpoint of the
-    TensorFlow Object Detection API. The head is left out if it has another number of classes."""
+    of the published ones, a path, or `{path: FILE, sha256: HEX}`. The head is left out if it has
+    another number of classes."""
     freeze_epochs: int = per_run_field(0, ge=0, le=MAX_EPOCHS, is_advanced=True)
     """The number of first epochs in which the weights that `warm_start` has set do not change. Only
     the others, such as a head for other classes, learn."""
@@ -766,6 +774,27 @@ class Train(TaskSection):
         if isinstance(weights, dict):
             value = {**value, "class_weights": False, "weights_by_class": weights}
         return value
+
+    @field_validator("warm_start")
+    @classmethod
+    def _validate_warm_start(cls, value: str | InitialWeights | None) -> Any:
+        if isinstance(value, str) and re.fullmatch(_BUNDLE_PATTERN, value):
+            raise ValueError(
+                f"weights in the store have no names any longer, got {value!r}. Write {{path: "
+                f"FILE, sha256: HEX}}; the file is in {value.replace(' ', '/')}/ of storage.root."
+            )
+        path = value.path if isinstance(value, InitialWeights) else value
+        validate_no_credentials(path or "")
+        return value
+
+    @property
+    def initial_weights(self) -> InitialWeights | None:
+        """The file or the folder of `warm_start`. None for a published model."""
+        source = self.warm_start
+        if not isinstance(source, str):
+            return source
+        is_published = re.fullmatch(_PUBLISHED_WEIGHTS_PATTERN, source)
+        return None if is_published else InitialWeights(path=source)
 
     @property
     def max_epochs(self) -> int | None:

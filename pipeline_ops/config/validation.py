@@ -71,11 +71,12 @@ def validate_section(model: type[_SectionT], text: ConfigText) -> _SectionT:
     try:
         return model.model_validate(text.values, context=text.values)
     except ValidationError as error:
-        raise ConfigError(
-            "\n".join(
-                _describe(model, text, problem) for problem in error.errors(include_url=False)
-            )
-        ) from None
+        lines = [
+            _describe(model, text, problem)
+            for problem in error.errors(include_url=False)
+            if problem["loc"][-1:] != ("str",)  # another type is allowed there, and says more
+        ]
+        raise ConfigError("\n".join(lines)) from None
 
 
 def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]) -> str:
@@ -158,4 +159,6 @@ def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[li
             section = known.get(tag, members[-1])  # the last one may have any `type`
         elif field is not None:
             section = next(_iterate_sections(field.annotation), section)
+            if parts[:1] == [section.__name__]:  # one of several types
+                parts.pop(0)
     return plain, section

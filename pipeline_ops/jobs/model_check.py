@@ -29,6 +29,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import format_json, read_json
+from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
@@ -62,13 +63,14 @@ class PlannedTraining(BaseModel):
     def from_config(cls, config: PipelineConfig, python: str) -> PlannedTraining:
         """The training of a config. `python` is the interpreter if the config names none."""
         is_elsewhere = bool(config.train.runs_on or config.preprocess.runs_on)
-        folder = config.file.parent
+        folder, weights = config.file.parent, config.initial_weights
+        has_weights = weights and not (is_elsewhere or is_remote(weights.path))
         return cls(
             config_file=str(config.file),
             train=config.train.model_dump(mode="json"),
             python="" if is_elsewhere else str(config.resolve_interpreter("train") or python),
             has_hosts=is_elsewhere or config.hosts is not None,
-            weights="" if is_elsewhere else str(config.weights_path or _find_bundle(config) or ""),
+            weights=weights.path if weights and has_weights else "",
             gate_metrics=list(config.evaluate.own_metrics.values()),
             code=read_user_code(config.evaluate, folder) | read_user_code(config.train, folder),
         )
@@ -81,15 +83,6 @@ class PlannedTraining(BaseModel):
                 f"train.model_parameters.max_boxes is {max_boxes}, and {image} has {num_boxes} "
                 f"boxes. Set it to {num_boxes} or more, or to null."
             )
-
-
-def _find_bundle(config: PipelineConfig) -> Path | None:
-    """Returns the file of `train.warm_start: weights NAME`, if the store is a folder."""
-    kind, _, name = (config.train.warm_start or "").partition(" ")
-    if kind != "weights" or not config.root.is_local:
-        return None
-    files = (config.root / "weights" / name).local.glob("*")
-    return next((file for file in files if file.suffix in (".npz", ".h5", ".keras")), None)
 
 
 _log = logging.getLogger(__name__)

@@ -88,7 +88,9 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
     """Makes the param of a field, or returns None if Airflow's form cannot show or send it."""
     parent, _, name = field.key.rpartition(".")
     section, value = get_value(config, parent), get_value(config, field.key)
-    if not isinstance(section, Section) or name not in type(section).model_fields or value == "":
+    if not isinstance(section, Section) or name not in type(section).model_fields:
+        return None
+    if value == "" or isinstance(value, Section):
         return None
     schema = _extract_scalar_schema(_read_schema_properties(type(section))[name])
     if field.key in config.per_run and not _allows_folders(config, field):

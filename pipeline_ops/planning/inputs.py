@@ -18,17 +18,13 @@ gets their counts in its own request, as they are when it is planned. Their dige
 fingerprint. No other task depends on them.
 
 Warm start: the digest of the initial weights (`train.warm_start`) is in the fingerprint. It is the
-SHA-256 of a file, also of one in a bundle. `champion` is the model in service when the training is
-planned.
+SHA-256 of a file. `champion` is the model in service when the training is planned.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import time
-from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
 from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
@@ -50,8 +46,8 @@ from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics
 from pipeline_ops.registry.versions import Version
-from pipeline_ops.registry.weights import find_bundle, find_checkpoint
-from pipeline_ops.storage.checksums import compute_checksums, compute_digest
+from pipeline_ops.registry.weights import find_weights
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath
 
@@ -245,17 +241,15 @@ def find_warm_start(config: PipelineConfig, fingerprint: Fingerprint) -> Input |
     The fingerprint of the training lacks this input. Raises ConfigError if there is no such
     version, file or folder.
     """
-    source = config.train.warm_start
-    if source == CHAMPION:
+    if config.train.warm_start == CHAMPION:
         return _find_champion_input(config, fingerprint)
-    return _find_named_input(config, source) if source else None
+    return _find_named_input(config)
 
 
 def check_warm_start(config: PipelineConfig) -> None:
     """Raises ConfigError as `find_warm_start` does, in the first task of a run."""
-    source = config.train.warm_start
-    if source and source != CHAMPION:
-        _find_named_input(config, source)
+    if config.train.warm_start != CHAMPION:
+        _find_named_input(config)
 
 
 def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> Input | None:
@@ -273,20 +267,18 @@ def _find_champion_input(config: PipelineConfig, fingerprint: Fingerprint) -> In
     return Input(uri=champion.uri, digest=manifest.digest)
 
 
-def _find_named_input(config: PipelineConfig, source: str) -> Input:
+def _find_named_input(config: PipelineConfig) -> Input | None:
+    weights, source = config.initial_weights, config.train.warm_start
     try:
-        return _look_up(config, source)
+        if weights:
+            return find_weights(weights, config.root)
+        return _find_version(config, source) if isinstance(source, str) else None
     except ConfigError as error:
         where = config.locate(("train", "warm_start"))
         raise ConfigError(f"{where}: {error.problem}", error.cure) from None
 
 
-def _look_up(config: PipelineConfig, source: str) -> Input:
-    if path := config.weights_path:
-        return make_path_input(path)
-    kind, _, name = source.partition(" ")
-    if kind == "weights":
-        return find_bundle(config.root, name)
+def _find_version(config: PipelineConfig, source: str) -> Input:
     number = int(source.removeprefix("version "))
     versions = {version.number: version for version in Registry(config.registry).list_versions()}
     if version := versions.get(number):
@@ -297,42 +289,3 @@ def _look_up(config: PipelineConfig, source: str) -> Input:
         f"train.warm_start: there is no {source} of the model {config.export.model}. Its versions "
         f"are {', '.join(map(str, versions)) or 'none'}."
     )
-
-
-def make_path_input(path: Path) -> Input:
-    """Returns the input for a SavedModel's folder, a checkpoint or a file of weights.
-
-    Raises ConfigError if there is none.
-    """
-    if checkpoint := find_checkpoint(path):
-        parts = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}.*")
-        files = [file for file in parts if file.suffix.startswith((".index", ".data-"))]
-        return Input(uri=str(checkpoint), digest=_compute_files_digest(checkpoint.parent, files))
-    if path.is_dir() and not (path / "saved_model.pb").is_file():
-        inside = sorted(found.parent for found in path.glob("*/saved_model.pb"))
-        inside += sorted(found.with_suffix("") for found in path.glob("*/*.index"))
-        cure = str(inside[-1]) if inside else "a SavedModel's folder, or a file of weights"
-        raise ConfigError(
-            f"train.warm_start: the folder {path} has no saved_model.pb. Give {cure}."
-        )
-    if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file()]
-        return Input(uri=str(path), digest=_compute_files_digest(path, files))
-    if path.is_file():
-        return Input(uri=str(path), digest=_compute_sha256(path))
-    raise ConfigError(
-        f"train.warm_start: there is no {path}. Give champion, a published version such as "
-        "`version 3`, a bundle such as `weights resnet50`, the folder of a SavedModel, a "
-        "checkpoint of the Object Detection API, or a file of weights."
-    )
-
-
-def _compute_files_digest(folder: Path, files: Iterable[Path]) -> str:
-    return compute_digest(
-        [[str(file.relative_to(folder)), _compute_sha256(file)] for file in sorted(files)]
-    )
-
-
-def _compute_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return compute_checksums(file).sha256

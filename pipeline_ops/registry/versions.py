@@ -152,8 +152,7 @@ def read_manifests(versions: Sequence[Version]) -> list[Manifest | DataError]:
 def fetch_version(entry: Input) -> Input:
     """Returns a version among a job's inputs with the URI of a local copy if it is in a bucket.
 
-    Other weights, such as a file that `train.warm_start` names, are local. Raises DataError if the
-    version is gone or damaged in the bucket.
+    Raises DataError if the version is gone or damaged in the bucket.
     """
     manifest = open_path(entry.uri)
     if manifest.is_local:

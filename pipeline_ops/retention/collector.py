@@ -131,8 +131,6 @@ def explain_path(config: PipelineConfig, path: str, options: Options) -> str:
             return f"{key} stays: {reason or blocked or 'a job may still need it, or uses it'}."
     if any(_is_below(key, each) for each in needs.inventory.foreign):
         return f"{key} stays: nothing shows that Trainyard has written it."
-    if key.startswith("weights/") and (root / key / NAME).exists():
-        return f"{key} stays: weights that people add are never removed."
     raise ConfigError(
         f"--why {path}: {config.pipeline} has no such path below {root}. Name "
         f"artifacts/{config.pipeline}/TASK/FINGERPRINT or runs/{config.pipeline}/RUN, or a file in "

@@ -43,8 +43,8 @@ class CacheEntry:
         """Ends the use. The kernel then releases the lock."""
 
 
-KINDS = ("artifact", "checked", "code", "dataset", "offsets", "parsed", "shard", "version")
-_ENTRY = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]+")
+KINDS = "artifact|checked|code|dataset|offsets|parsed|shard|version|weights"
+_ENTRY = re.compile(f"({KINDS})-[0-9a-f]+")
 _STAGING = re.compile(rf"\.({_ENTRY.pattern})\.[0-9]+\.[0-9a-f]+\.staging")
 _ALTERNATIVE = "set train.input.local_folder to another folder"
 _WAIT_SECONDS = 24 * 3600.0
@@ -137,8 +137,7 @@ class HostCache:
         name = f"{kind}-{digest}"
         if not _ENTRY.fullmatch(name):
             raise ValueError(
-                f"{name} is not the name of a cache entry. "
-                f"Use <one of {', '.join(KINDS)}>-<hex digits>."
+                f"{name} is not the name of a cache entry. Use <one of {KINDS}>-<hex digits>."
             )
         try:
             self._shared.parent.mkdir(parents=True, exist_ok=True)

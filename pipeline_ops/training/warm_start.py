@@ -150,24 +150,36 @@ def _read_with_keras(
     """Reads weights into a model with Keras's own readers, because only Keras knows the layouts.
 
     A file without `.weights` in its name is one of `keras.applications`, the weights of a backbone,
-    also if it has a top. Returns the weights that were in the file, and the names of those outside
-    of the backbone. `names` are the model's, because Keras names the layers of a second one anew.
+    also if it has a top. Others are of the model, or of a model inside of it if the whole takes
+    nothing. Returns the weights that were in the file, and the names of those outside of the model
+    that took them. `names` are the model's, because Keras names the layers of a second one anew.
+    Raises ConfigError if nothing fits.
     """
-    target, marks = model, [_make_mark(variable) for variable in model.weights]
-    model.set_weights(marks)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about each weight that does not match
-        if path.name.endswith((".weights.h5", ".keras")):
-            model.load_weights(path, skip_mismatch=True)
-        else:
-            layers = (layer for layer in model.layers if isinstance(layer, keras.Model))
-            target = next(layers, model)
-            _load_in_order(path, target)
-    source = [
-        (name, value)
-        for name, value, mark in zip(names, model.get_weights(), marks, strict=True)
-        if not np.array_equal(value, mark, equal_nan=value.dtype.kind == "f")
-    ]
+    inner = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    is_of_keras_3 = path.name.endswith((".weights.h5", ".keras"))
+    marks = [_make_mark(variable) for variable in model.weights]
+    for target in (model, *inner) if is_of_keras_3 else (*inner, model)[:1]:
+        model.set_weights(marks)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about each weight that does not match
+            if is_of_keras_3:
+                target.load_weights(path, skip_mismatch=True)
+            else:
+                _load_in_order(path, target)
+        source = [
+            (name, value)
+            for name, value, mark in zip(names, model.get_weights(), marks, strict=True)
+            if not np.array_equal(value, mark, equal_nan=value.dtype.kind == "f")
+        ]
+        if source:
+            break
+    if is_of_keras_3 and not source:
+        raise ConfigError(
+            f"train.warm_start: {path} fits no layer of the model. The format keeps layers by "
+            "their types and order, and not by name, so it is for the same model, or for one that "
+            "has the saved one as a layer. Save a SavedModel instead, which has the names: "
+            "model.export(FOLDER)."
+        )
     inside = set(map(id, target.weights))
     pairs = zip(names, model.weights, strict=True)
     return source, [name for name, variable in pairs if id(variable) not in inside]

@@ -298,8 +298,8 @@ def _make_size_error(key: str, file: Path, num_bytes: int) -> ConfigError:
     return ConfigError(
         f"{key}: the files beside the config that travel with each request have "
         f"{num_bytes / (1 << 20):.1f} MiB, and at most {_MAX_MIB} are allowed. The largest one is "
-        f"{file}. Weights to begin with are for train.warm_start (`trainyard weights add`). Put "
-        "other large files into an installed package."
+        f"{file}. Weights to begin with are for train.warm_start. Put other large "
+        "files into an installed package."
     )
 
 

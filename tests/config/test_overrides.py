@@ -137,7 +137,6 @@ def test_a_runs_field_takes_a_single_value_and_nothing_else(key):
         {"train.early_stopping.patience_epochs": 9},
         {"train.optimizer.schedule.warmup_steps": 9},
         {"train.warm_start": "version 12"},
-        {"train.warm_start": "weights resnet50_imagenet"},
         {"train.warm_start": None},
         {"train.input.augment.flip_left_right": True, "evaluate.batch_size": 8},
         {},
@@ -165,8 +164,9 @@ REFUSED = r"""
 {train.epoch: 3}
     conf train.epoch: unknown key; the nearest valid name is 'train.epochs'
 {train.warm_start: ../../other/model}
-    conf train.warm_start: a run may set it to champion, a published version such as `version 3`, or
-    a bundle such as `weights resnet50`
+    conf train.warm_start: a run may set it to champion, or a published version such as `version 3`
+{train.warm_start.path: other.h5}
+    conf train.warm_start.path: cannot be overridden for a single run
 {train.warm_start: "version 1\n"}
     must be a text of at most 4096 printable characters
 {preprocess.dataset: ../../etc}

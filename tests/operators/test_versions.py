@@ -110,8 +110,8 @@ def test_a_version_of_the_model_is_what_a_training_begins_with(tmp_path):
     [
         ("version 7", "there is no version 7 of the model digits. Its versions are 1"),
         (
-            "weights net",
-            "there are no weights net in .*/weights. `trainyard weights add` adds them",
+            {"path": "digits.yaml", "sha256": "0" * 64},
+            f".*/configs/digits.yaml has the SHA-256 .*, and not {'0' * 64}. Get the file again",
         ),
         ("weights.h5", "there is no .*/configs/weights.h5. Give champion, a published version"),
     ],

@@ -1,171 +1,140 @@
-"""Bundles of weights: whole or absent, never changed, checked wherever they are read, and the table
-of the files of `keras.applications`."""
+"""Initial weights: found with their digest by a plan, and checked wherever they are fetched."""
 
 from __future__ import annotations
 
 import hashlib
-import re
-import shutil
 from pathlib import Path
 
 import pytest
+import yaml
+from config_files import write_config
 
-from pipeline_ops.artifacts.manifest import NAME
-from pipeline_ops.config.model_catalogue import CATALOGUE
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.registry.weights import (
-    Bundle,
-    BundleFigures,
-    Published,
-    add_bundle,
-    fetch_weights,
-    find_bundle,
-    find_published,
-    list_bundles,
-    read_published,
-)
-from pipeline_ops.storage.open_store import open_root
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.registry.weights import fetch_weights, find_weights
+from pipeline_ops.retention.collector import Options, collect
+from pipeline_ops.storage.open_store import open_path, open_root
 
-FIGURES = BundleFigures(license="Apache-2.0", source="a colleague", added="2026-11-27 12:00")
+CONTENT = b"weights" * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def file(tmp_path) -> Path:
-    (tmp_path / "net.weights.h5").write_bytes(b"weights" * 100_000)
-    return tmp_path / "net.weights.h5"
+def config_file(tmp_path) -> Path:
+    return write_config(tmp_path, {"storage.root": str(tmp_path / "root")})
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def root(request, tmp_path, monkeypatch) -> StorePath:
+def place(request, tmp_path, monkeypatch) -> str:
+    """A file of weights, by its path or its URI."""
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "host"))
     if request.param == "folder":
-        return open_root(tmp_path / "root")
-    return open_root(request.getfixturevalue("s3_uri").removesuffix("/models/digits"))
+        uri = str(tmp_path / "net.weights.h5")
+    else:
+        uri = f"{request.getfixturevalue('s3_uri')}/net.weights.h5"
+    open_path(uri).write(CONTENT)
+    return uri
 
 
-def test_a_bundle_is_added_once_and_fetched_with_its_checksum(root, file):
-    assert add_bundle(root, "net", file, FIGURES)
-    assert not add_bundle(root, "net", file, FIGURES)
-    assert Bundle.read(root / "weights/net").figures == FIGURES
-    found = find_bundle(root, "net")
-    assert found.digest == hashlib.sha256(file.read_bytes()).hexdigest()
+def load(config_file: Path, place: str, sha256: str | None = SHA256) -> PipelineConfig:
+    return load_config(config_file, {"train.warm_start": {"path": place, "sha256": sha256}})
+
+
+def find(config: PipelineConfig):
+    return find_weights(config.initial_weights, config.root)
+
+
+def test_a_file_is_found_by_a_plan_and_fetched_with_its_name_and_content(config_file, place):
+    found = find(load(config_file, place))
+    assert (found.uri, found.digest) == (place, SHA256)
     fetched = Path(fetch_weights(found))
-    assert fetched.name == file.name and fetched.read_bytes() == file.read_bytes()
-    other = found.model_copy(update={"digest": "0" * 64})
-    with pytest.raises(DataError, match="has other weights than when this training was planned"):
-        fetch_weights(other)
+    assert (fetched.name, fetched.read_bytes()) == ("net.weights.h5", CONTENT)
 
 
-def test_another_content_of_the_same_name_is_refused(root, file):
-    add_bundle(root, "net", file, FIGURES)
-    before = [(each.name, each.num_bytes) for each in (root / "weights/net").walk()]
-    file.write_bytes(b"others")
-    with pytest.raises(ConfigError, match=r"holds another file, net.weights.h5 .* another name"):
-        add_bundle(root, "net", file, FIGURES)
-    assert [(each.name, each.num_bytes) for each in (root / "weights/net").walk()] == before
+def test_a_file_with_another_checksum_is_refused_with_both(config_file, place):
+    config = load(config_file, place, "0" * 64)
+    wrong = f"has the SHA-256 {SHA256}, and not {'0' * 64}. Get the file again, or correct "
+    with pytest.raises((ConfigError, DataError), match=wrong):
+        fetch_weights(find(config))
 
 
-def test_a_bundle_without_a_manifest_does_not_exist_and_can_be_added_again(root, file):
-    add_bundle(root, "net", file, FIGURES)
-    (root / "weights/net" / NAME).remove()
-    assert list(list_bundles(root)) == []
-    with pytest.raises(ConfigError, match="there are no weights net in"):
-        find_bundle(root, "net")
-    assert add_bundle(root, "net", file, FIGURES)
+def test_a_file_that_is_changed_after_the_plan_is_refused_with_both(config_file, place):
+    found = find(load(config_file, place))
+    open_path(place).write(CONTENT[::-1])
+    changed = hashlib.sha256(CONTENT[::-1]).hexdigest()
+    with pytest.raises(DataError, match=f"{changed}, and .*{SHA256}"):
+        fetch_weights(found)
 
 
-def test_a_wrong_checksum_stores_nothing_and_names_the_one_of_the_file(root, file):
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    with pytest.raises(ConfigError, match=f"has the SHA-256 {sha256}, and not {'0' * 64}"):
-        add_bundle(root, "net", file, FIGURES, "0" * 64)
-    assert root.walk() == []
+def test_a_file_that_is_not_there_is_an_error_of_the_plan(config_file, place):
+    open_path(place).remove()
+    with pytest.raises(ConfigError, match=f"there is no {place}"):
+        find(load(config_file, place))
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_damage_is_found_wherever_the_weights_are_read(root, file, damage):
-    add_bundle(root, "net", file, FIGURES)
-    stored = root / "weights/net/net.weights.h5"
-    stored.write(b"x" * len(file.read_bytes())) if damage == "changed" else stored.remove()
-    with pytest.raises(DataError, match=r"net\.weights\.h5 .*(Remove|Publish)"):
-        fetch_weights(find_bundle(root, "net"))
-    with pytest.raises(DataError, match="Remove the folder of the bundle"):
-        Bundle.read(root / "weights/net").check()
+def test_a_copy_from_a_bucket_is_used_again(config_file, s3_uri, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "host"))
+    place = open_path(f"{s3_uri}/net.npz")
+    place.write(CONTENT)
+    found = find(load(config_file, str(place)))
+    fetched = fetch_weights(found)
+    place.remove()
+    assert fetch_weights(found) == fetched
 
 
-@pytest.mark.parametrize("name", ["../net", "Net", "a/b", "", "a" * 64])
-def test_a_name_that_is_no_name_is_refused(tmp_path, file, name):
-    with pytest.raises(ConfigError, match="a name of weights is like resnet50"):
-        add_bundle(open_root(tmp_path / "root"), name, file, FIGURES)
+def test_a_file_in_a_bucket_needs_its_checksum(config_file):
+    config = load_config(config_file, {"train.warm_start": "s3://bucket/net.npz"})
+    with pytest.raises(ConfigError, match=r"Write \{path: s3://bucket/net.npz, sha256: HEX\}"):
+        find(config)
 
 
-def test_a_manifest_of_something_else_is_no_bundle(tmp_path, file):
-    root = open_root(tmp_path / "root")
-    add_bundle(root, "net", file, FIGURES)
-    path = (root / "weights/net" / NAME).local
-    path.write_text(path.read_text().replace('"license"', '"licence"'))
-    with pytest.raises(DataError, match="is not the manifest of a bundle of weights"):
-        Bundle.read(root / "weights/net")
+def test_a_folder_has_no_checksum(config_file, tmp_path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/saved_model.pb").write_bytes(CONTENT)
+    with pytest.raises(ConfigError, match="sha256 is for a single file, and .*saved has several"):
+        find(load(config_file, str(tmp_path / "saved")))
 
 
-def test_an_unknown_name_gets_the_nearest(tmp_path, file):
-    root = open_root(tmp_path / "root")
-    add_bundle(root, "resnet50", file, FIGURES)
-    with pytest.raises(ConfigError, match="no weights resnet5 in .*; the nearest .* 'resnet50'"):
-        find_bundle(root, "resnet5")
+def test_the_same_file_is_the_same_training_wherever_it_lies(config_file, tmp_path):
+    digests = set()
+    for file in (tmp_path / "a.npz", tmp_path / "b.npz"):
+        file.write_bytes(CONTENT)
+        digests.add(find(load(config_file, str(file), None)).digest)
+    assert digests == {SHA256}
 
 
-# The table
-
-
-def test_the_table_has_every_checksum_of_the_source_of_keras():
-    import keras.src.applications as applications
-
-    sources = Path(applications.__file__).parent.glob("*.py")
-    texts = [path.read_text() for path in sources if "imagenet_utils" not in path.name]
-    found = {each for text in texts for each in re.findall(r'"([0-9a-f]{64}|[0-9a-f]{32})"', text)}
-    checksums = [row.checksum for row in read_published() if row.checksum]
-    assert set(checksums) == found and len(checksums) == len(found) > 80
-
-
-class Asked(Exception):
-    pass
-
-
-@pytest.mark.models
-@pytest.mark.filterwarnings("ignore:`input_shape` is undefined")
 @pytest.mark.parametrize(
-    "name", sorted({entry.arguments["name"] for entry in CATALOGUE.values() if entry.arguments})
+    ("value", "problem"),
+    [
+        ("weights resnet50", "got 'weights resnet50'. Write {path: FILE, sha256: HEX}; the file"),
+        ({"path": "a.h5", "sha": "0"}, ".sha: unknown key; the nearest valid name is 'sha256'"),
+        ({"path": "a.h5", "sha256": "0"}, ".sha256: must match the pattern ^[0-9a-f]{64}$"),
+        ({"sha256": SHA256}, ".path: required, but not given"),
+        ({"path": "s3://me:secret@bucket/a.h5"}, "must not hold a user name or a password"),
+        (3, "must be a section ('key: value'), got 3"),
+    ],
 )
-@pytest.mark.parametrize("include_top", [True, False])
-def test_the_table_has_the_name_the_checksum_and_the_classes_of_each_backbone(
-    name, include_top, monkeypatch
-):
-    """The name and the checksum are those that Keras would download and check."""
-    import keras
-    from keras.src.utils import file_utils
-
-    def get_file(fname, origin, file_hash=None, **_options):
-        raise Asked(fname, file_hash)
-
-    monkeypatch.setattr(file_utils, "get_file", get_file)
-    with pytest.raises(Asked) as asked:
-        getattr(keras.applications, name)(weights="imagenet", include_top=include_top)
-    fname, file_hash = asked.value.args
-    found = find_published(fname)
-    assert found.checksum == (file_hash or "")
-    assert found.classes == ("imagenet_class_index.json" if include_top else "")
+def test_a_wrong_value_is_one_line_with_the_cure(config_file, value, problem):
+    values = yaml.safe_load(config_file.read_text())
+    values["train"]["warm_start"] = value
+    config_file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError) as error:
+        load_config(config_file)
+    [line] = str(error.value).splitlines()
+    assert f"train.warm_start{'' if problem[0] == '.' else ': '}" in line and problem in line
+    assert "secret" not in line
 
 
-def test_a_name_that_keras_does_not_publish_gets_the_nearest():
-    with pytest.raises(ConfigError, match="the nearest valid name is 'vgg16_weights_tf_dim_order"):
-        find_published("vgg16_weights_tf_dim_ordering_tf_kernel.h5")
+def test_a_deep_check_reads_a_file_that_this_host_has(config_file, place):
+    planned = PlannedTraining.from_config(load(config_file, place), "python")
+    assert planned.weights == ("" if "://" in place else place)
 
 
-@pytest.mark.parametrize("kind", ["md5", "sha256"])
-def test_a_file_is_compared_with_the_checksum_of_keras(file, kind):
-    checksum = hashlib.new(kind, file.read_bytes()).hexdigest()
-    Published("vgg16.h5", checksum, "").check(file)
-    wrong = shutil.copy(file, file.with_name("wrong.h5"))
-    Path(wrong).write_bytes(b"wrong")
-    with pytest.raises(ConfigError, match=f"has the {kind.upper()} .*, and Keras names {checksum}"):
-        Published("vgg16.h5", checksum, "").check(Path(wrong))
+def test_the_collector_leaves_weights_that_an_earlier_version_has_added(config_file):
+    config = load_config(config_file)
+    for name in ("net.npz", "manifest.json"):
+        (config.root / "weights/net" / name).write(CONTENT)
+    collect(config, Options(older_than_days=0, grace_seconds=0))
+    left = {entry.name for entry in (open_root(str(config.root)) / "weights").walk()}
+    assert left == {"net/net.npz", "net/manifest.json"}

@@ -3,6 +3,7 @@ first name that does not match."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import numpy as np
@@ -11,8 +12,7 @@ from gangs import ALONE, QUICK, read_state, run_gang
 
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.registry.weights import BundleFigures, add_bundle
-from pipeline_ops.storage.open_store import open_path, open_root
+from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.checkpoints import write_arrays
 
 NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logits/bias"]
@@ -197,6 +197,11 @@ def keras_file(model, folder):
 def hdf5(model, folder):
     model.save_weights(folder / "model.weights.h5")
     return folder / "model.weights.h5"
+
+
+def saved_model_of_keras(model, folder):
+    model.export(folder / "exported", verbose=False)
+    return folder / "exported"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:You are saving")
@@ -391,7 +396,7 @@ def test_the_graph_of_a_saved_model_is_not_run(tmp_path):
     assert written.exists()  # shows that the assertion above can fail
 
 
-def test_a_gang_begins_with_a_part_of_a_bundle_and_says_which_one(make_job, host_pool, tmp_path):
+def test_a_gang_begins_with_a_part_of_a_file_and_says_which_one(make_job, host_pool, tmp_path):
     import keras
 
     from pipeline_ops.models.digits_cnn import build
@@ -401,13 +406,13 @@ def test_a_gang_begins_with_a_part_of_a_bundle_and_says_which_one(make_job, host
     place, arrays = npz(model, tmp_path), model.get_weights()
     arrays[0] = arrays[0][..., :1]  # the first weight does not fit
     write_arrays(place, arrays)
-    figures = BundleFigures(license="MIT", source="", added="2026-11-27 12:00")
-    add_bundle(open_root(tmp_path / "root"), "digits", place, figures)
-    job = make_job("part", **QUICK, **ALONE, train__warm_start="weights digits")
+    sha256 = hashlib.sha256(place.read_bytes()).hexdigest()
+    start = {"path": str(place), "sha256": sha256}
+    job = make_job("part", **QUICK, **ALONE, train__warm_start=start)
     run_gang(job, host_pool, steps_limit=1)
     [warning] = read_state(job).warnings
-    start = f"starts from the weights of {tmp_path}/root/weights/digits/manifest.json, with "
-    assert warning.startswith(start) and "% of the parameters besides the head: " in warning
+    assert warning.startswith(f"starts from the weights of {place}, with ")
+    assert "% of the parameters besides the head: " in warning
     assert warning.endswith(f". Randomly initialized: {model.weights[0].path}")
     events = ProgressReader(open_path(job.attempt.progress)).read_new()
     assert [event.message for event in events if event.phase == "warm start"] == [warning]
@@ -464,3 +469,46 @@ def test_a_file_that_is_none_is_named(tmp_path):
         DataError, match=r"cannot read .*weights.npz as weights for train.warm_start"
     ):
         read_warm_start(str(tmp_path / "weights.npz"), net(), net().get_weights(), net)
+
+
+def make_base():
+    import keras
+
+    image = keras.Input((8, 8, 1))
+    hidden = keras.layers.Conv2D(4, 3, name="first")(image)
+    return keras.Model(image, keras.layers.Conv2D(4, 3, name="second")(hidden), name="base")
+
+
+def make_on_base():
+    import keras
+
+    keras.utils.clear_session()
+    image = keras.Input((8, 8, 1))
+    hidden = keras.Sequential([keras.layers.RandomFlip()], name="changes")(image)
+    hidden = keras.layers.GlobalAveragePooling2D()(make_base()(hidden))
+    return keras.Model(image, keras.layers.Dense(3, name="logits")(hidden))
+
+
+@pytest.mark.parametrize("write", [hdf5, keras_file, saved_model_of_keras])
+def test_a_file_of_the_base_fills_the_base_inside_of_the_model(write, tmp_path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    base, model = make_base(), make_on_base()
+    place = write(base, tmp_path)
+    started = read_warm_start(str(place), model, model.get_weights(), make_on_base)
+    assert started.left_out == ("logits/kernel", "logits/bias") and not started.taken
+    for new, old in zip(started.weights, base.get_weights(), strict=False):
+        assert np.array_equal(new, old)
+
+
+@pytest.mark.parametrize("write", [hdf5, keras_file])
+def test_a_file_without_names_that_fits_nothing_says_what_to_save(write, tmp_path):
+    import keras
+
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    place = write(keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)]), tmp_path)
+    model = make_on_base()
+    order = "fits no layer of the model. The format keeps layers by their types and order, and not "
+    with pytest.raises(ConfigError, match=order + r"by name.* SavedModel.*model\.export\(FOLDER\)"):
+        read_warm_start(str(place), model, model.get_weights(), make_on_base)

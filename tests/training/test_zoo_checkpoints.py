@@ -383,7 +383,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_a_plan_has_the_digest_of_the_checkpoint_that_a_path_names(tmp_path):
-    from pipeline_ops.planning.inputs import make_path_input
+    from pipeline_ops.registry.weights import make_path_input
 
     arrays, folder = {"MobilenetV2/Conv/weights": np.ones([2], np.float32)}, tmp_path / "checkpoint"
     folder.mkdir()

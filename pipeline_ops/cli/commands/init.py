@@ -35,7 +35,7 @@ from pipeline_ops.jobs.model_check import (
     measure_steps,
     validate_training,
 )
-from pipeline_ops.planning.inputs import make_path_input
+from pipeline_ops.registry.weights import make_path_input
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus
 

@@ -177,7 +177,8 @@ def _format_plain_type(annotation: Any) -> str:
         return f"list of {number}{_format_type(arguments[0])}"
     if origin is dict:
         return f"mapping of {_format_type(arguments[0])} to {_format_type(arguments[1])}"
-    return inspect.formatannotation(annotation).rpartition(".")[2]
+    is_section = hasattr(annotation, "model_fields")
+    return "section" if is_section else inspect.formatannotation(annotation).rpartition(".")[2]
 
 
 def _format_default(field: FieldInfo) -> str:

@@ -185,11 +185,12 @@ class Classification:
 
     def for_model(self, model: keras.Model) -> Classification:
         """Returns the task of a model whose logits `return_logits` has found."""
-        return self.with_end(vars(model).get(_END))
+        return self.copy(end=vars(model).get(_END))
 
-    def with_end(self, end: End | None) -> Classification:
+    def copy(self, **attributes: Any) -> Classification:
+        """Returns a copy with other attributes."""
         found = copy.copy(self)
-        found.end = end
+        vars(found).update(attributes)
         return found
 
     def compute_own(

@@ -18,7 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.classification import TAKES_LOGITS
+from pipeline_ops.models.classification import (
+    TAKES_LOGITS,
+    Classification,
+    PerExample,
+    compute_per_example,
+)
 from pipeline_ops.user_code.opened_files import require_named_files
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -101,24 +106,23 @@ def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[...
     return compute_values
 
 
-def require_fitting(
-    function: Callable[[Any], Any], where: str, num_outputs: int, is_probability: bool
-) -> None:
+def require_fitting(task: Classification, loss: PerExample, where: str) -> None:
     """Raises ConfigError if a loss takes logits for probabilities, or probabilities for logits.
 
     A loss of logits begins with a softmax: it stays the same if a number is added to all of them,
     or, with a single logit, its values for both labels differ by the logit. A loss of probabilities
-    divides them by their sum, cuts off what is not in 0..1, or fails there.
-
-    Args:
-      function: maps outputs, float32 [n, num_outputs], to losses float32 [2, n], for two labels.
-      where: key and path of the loss.
-      num_outputs: the number of outputs, 1 for a single sigmoid.
-      is_probability: whether the model ends in softmax or sigmoid.
+    divides them by their sum, cuts off what is not in 0..1, or fails there. `where` names the loss.
     """
+    is_probability = task.end is not None and task.end.is_probability
+    num_outputs = 1 if task.end and task.end.num_outputs == 1 else task.num_classes
     draw = np.random.default_rng(1)
     raw = tf.constant(draw.normal(0, 3, (16, num_outputs)), tf.float32)
     inside = tf.sigmoid(raw) if num_outputs == 1 else tf.nn.softmax(raw)
+    shape = (16, 1) if num_outputs == 1 else (16,)
+
+    def function(outputs: Any) -> list[tf.Tensor]:
+        labels = (tf.fill(shape, tf.constant(label, tf.int64)) for label in (0, 1))
+        return [compute_per_example(where, loss, each, outputs) for each in labels]
 
     def are_equal(one: Any, other: Any) -> bool:
         return np.allclose(one, other, _TOLERANCE, _TOLERANCE)

@@ -38,7 +38,6 @@ else:
         TAKES_LOGITS,
         Classification,
         PerExample,
-        compute_per_example,
         validate_logits,
     )
     from pipeline_ops.models.own_functions import require_fitting
@@ -123,7 +122,7 @@ def check_model(
         logits = model(images, training=True)
         values = _compute_values(where, task, task.loss, labels, logits)
     if not getattr(task.loss, TAKES_LOGITS, False):
-        _require_fitting_loss(where, task, task.loss)
+        require_fitting(task, task.loss, where)
     weights = [variable.value for variable in model.trainable_variables]
     if tf.reduce_any(tf.math.is_nan(values)):
         raise ConfigError(
@@ -156,18 +155,6 @@ def _compute_values(
             "It must return one value for each image."
         )
     return tf.cast(values, tf.float32)
-
-
-def _require_fitting_loss(where: str, task: Classification, loss: PerExample) -> None:
-    is_single = task.end is not None and task.end.num_outputs == 1
-
-    def compute(outputs: tf.Tensor) -> list[tf.Tensor]:
-        labels = [tf.fill(outputs.shape[:1], tf.constant(label, tf.int64)) for label in (0, 1)]
-        labels = [each[:, None] for each in labels] if is_single else labels
-        return [compute_per_example(where, loss, each, outputs) for each in labels]
-
-    is_probability = task.end is not None and task.end.is_probability
-    require_fitting(compute, where, 1 if is_single else task.num_classes, is_probability)
 
 
 @contextlib.contextmanager

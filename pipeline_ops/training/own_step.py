@@ -51,29 +51,8 @@ from pipeline_ops.training.optimizer import make_optimizer
 
 Step = Callable[[Any], Any]
 """Maps a batch (images float32 [b, H, W, C], labels int64 [b]) to figures by name."""
-StepFunction = Callable[..., Any]
-"""`train.step`: maps model, optimizer, batch and `tf.distribute.ReplicaContext` to figures."""
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored")
 """Those under which a step of the author's own can be called."""
-
-
-class StepTask:
-    """The task of a classifier whose step and validation have figures of their own."""
-
-    counts_examples = True
-
-    def __init__(self, task: Classification, of_step: Sequence[str], of_validation: Sequence[str]):
-        self._task = task
-        self.metrics = tuple(of_step)
-        self.validation_metrics = (*task.metrics, *of_validation)
-        self.num_counts, self.evaluation_batch_size = task.num_counts, task.evaluation_batch_size
-        self.parse, self.list_classes = task.parse, task.list_classes
-        self.are_answers_finite, self.for_model = task.are_answers_finite, task.for_model
-        self.compute_from_counts = task.compute_from_counts
-
-    def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
-        """Returns the sums of the classifier's own figures."""
-        return self._task.compute_batch_sums(outputs, labels, training)
 
 
 class PreparedStep(NamedTuple):
@@ -97,7 +76,7 @@ def prepare_step(
     model: keras.Model,
     task: Classification,
     config: Train,
-    function: StepFunction | None,
+    function: Callable[..., Any] | None,
     parts: Collection[str],
 ) -> PreparedStep:
     """Traces the steps of a compiled model once.
@@ -109,7 +88,7 @@ def prepare_step(
       model: a built classifier, whose call is the author's.
       task: its task, for images and labels.
       config: the section `train`.
-      function: that of `train.step`.
+      function: that of `train.step`, of model, optimizer, batch and `tf.distribute.ReplicaContext`.
       parts: the parts of `fit` that are the author's own.
     """
     num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -117,7 +96,12 @@ def prepare_step(
     images, labels = np.zeros((size, *task.image_shape), np.float32), np.zeros(size, np.int64)
     weights = [each.path for each in model.weights]
     build_compiled_parts(model, (images, labels))
-    train = functools.partial(_call_function, function, model) if function else model.train_step
+
+    def call_function(batch: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        return function and function(model, model.optimizer, batch, context)
+
+    train = call_function if function else model.train_step
     validating = {"test_step", "compute_loss"}
     if model.loss is not None:
         validating |= {"compute_metrics", "compile"}
@@ -125,8 +109,8 @@ def prepare_step(
     applied: dict[int, list[Any]] = {}
     found = _list_attributes(model, keras.optimizers.Optimizer)
     with _recording(found, model, applied):
-        of_step, has_loss = _trace(train, "train_step", images, labels)
-    of_validation, _ = _trace(test, "test_step", images, labels) if test else ([], False)
+        of_step = _trace(train, "train_step", images, labels)
+    of_validation = _trace(test, "test_step", images, labels) if test else []
     if late := [each.path for each in model.weights if each.path not in weights]:
         raise ConfigError(
             f"train.model: {config.model} creates {', '.join(late[:4])} in its first step, so the "
@@ -148,7 +132,7 @@ def prepare_step(
         [name for name in of_step if name != "loss"],
         [name for name in of_validation if name not in ("loss", *task.metrics)],
         optimizers,
-        has_loss,
+        "loss" in of_step,
         [
             *(variable for each, _ in optimizers for variable in each.variables),
             *_list_attributes(model, tf.Variable),
@@ -169,10 +153,6 @@ def _build(
                 "them out, and choose a larger train.global_batch_size."
             )
         sum_gradients_first(each)
-
-
-def _call_function(function: StepFunction, model: keras.Model, batch: Any) -> Any:
-    return function(model, model.optimizer, batch, tf.distribute.get_replica_context())
 
 
 def _list_attributes(model: keras.Model, kind: Any) -> list[Any]:
@@ -210,21 +190,19 @@ def _recording(
             del each.apply
 
 
-def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> tuple[list[str], bool]:
-    """Traces a step in each replica. Returns the names of its figures, and if a loss is there."""
-    names, has_loss = list[str](), False
+def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> list[str]:
+    """Traces a step in each replica. Returns the names of its figures."""
+    names: list[str] = []
 
     def take(*batch: Any) -> None:
-        nonlocal has_loss
         logs = step(_place(*batch))
-        names[:] = read_figures(logs, name)
-        has_loss = "loss" in logs
+        names[:] = map(str, logs) if read_figures(logs, name) else []
 
     strategy = tf.distribute.get_strategy()
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in (images, labels)]
     run = tf.function(lambda *batch: strategy.run(take, batch), autograph=False)
     run.get_concrete_function(*specs)
-    return names, has_loss
+    return names
 
 
 def _place(*batch: Any) -> Any:
@@ -265,8 +243,6 @@ def read_figures(logs: Any, name: str) -> dict[str, tf.Tensor]:
 class OwnStepLoop(SynchronousLoop):
     """The loop whose steps are the author's own."""
 
-    _task: StepTask
-
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -281,15 +257,15 @@ class OwnStepLoop(SynchronousLoop):
             _refuse_void(config)
         self._function = load_function(config.step, "train.step", folder) if config.step else None
         self._end = find_end(model, config.model, task.image_shape, task.num_classes)
-        self._classification = task.with_end(self._end)
+        self._classification = task.copy(end=self._end)
         super().__init__(strategy, model, task, config, folder)
 
     def _make_optimizers(self) -> Sequence[Any]:
         with self._strategy.scope():
             self._own = self.prepare(self.model)
-        self.task = self._task = StepTask(
-            self._classification, self._own.of_step, self._own.of_validation
-        )
+        task = self._classification
+        names = (*task.metrics, *self._own.of_validation)
+        self.task = self._task = task.copy(metrics=self._own.of_step, validation_metrics=names)
         self._inner = rated = find_rated(self.model, self._own)
         if rated is None:
             self.learning_rate = None

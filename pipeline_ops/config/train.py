@@ -28,6 +28,7 @@ from pipeline_ops.config.fields import (
     operational_field,
     per_run_field,
 )
+from pipeline_ops.config.keras_words import find_cure
 from pipeline_ops.config.model_catalogue import (
     Task,
     UserFunction,
@@ -362,14 +363,6 @@ _OPTIMIZERS_WITH = {
 
 
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd")
-_OPTIONS_OF_OURS = {
-    "learning_rate": "optimizer.learning_rate",
-    **dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue"), "optimizer.clip"),
-    **dict.fromkeys(("use_ema", "ema_momentum"), "optimizer.average_weights"),
-    "gradient_accumulation_steps": "micro_batches, which takes the parts of one batch in turn",
-    "loss_scale_factor": "precision: float16, which scales the loss",
-}
-"""The arguments of Keras's optimizers that have keys of their own."""
 
 
 def _check_optimizer(name: str) -> str:
@@ -439,10 +432,9 @@ class Optimizer(Section):
 
     def _validate_own(self) -> None:
         """Checks which keys an optimizer by class may have."""
-        for argument in self.arguments.keys() & _OPTIONS_OF_OURS.keys():
-            raise FieldError(
-                f"arguments.{argument}", f"has a key of its own. Use {_OPTIONS_OF_OURS[argument]}."
-            )
+        for argument in self.arguments:
+            if (cure := find_cure(argument)) and argument not in cure:
+                raise FieldError(f"arguments.{argument}", f"has a key of its own: {cure}")
         if not self.is_own:
             if self.arguments:
                 raise ValueError(

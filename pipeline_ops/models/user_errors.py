@@ -136,9 +136,11 @@ def convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> I
     except Exception as error:
         if not is_user_code:
             raise
-        place = locate(list_own_frames(error))
+        place, cure = locate(list_own_frames(error)), "Correct it."
+        if "URL fetch failure" in str(error):
+            cure = "Nothing is downloaded: leave weights out, and name a file in train.warm_start."
         raise ConfigError(
-            f"{subject} raised {describe_call(error)}{place}{suffix}. Correct it."
+            f"{subject} raised {describe_call(error)}{place}{suffix}. {cure}"
         ) from error
 
 

@@ -94,8 +94,10 @@ def prepare_step(
     num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
     size = config.batch_size // num_replicas
     images, labels = np.zeros((size, *task.image_shape), np.float32), np.zeros(size, np.int64)
+    one_hot = np.zeros((size, task.num_classes), np.float32)
+    is_one_hot = _takes_one_hot(model.loss)
     weights = [each.path for each in model.weights]
-    build_compiled_parts(model, (images, labels))
+    build_compiled_parts(model, (images, one_hot if is_one_hot else labels))
 
     def call_function(batch: Any) -> Any:
         context = tf.distribute.get_replica_context()
@@ -106,6 +108,8 @@ def prepare_step(
     if model.loss is not None:
         validating |= {"compute_metrics", "compile"}
     test = model.test_step if validating & {*parts} else None
+    if is_one_hot:
+        train, test = (each and _with_one_hot(each, task.num_classes) for each in (train, test))
     applied: dict[int, list[Any]] = {}
     found = _list_attributes(model, keras.optimizers.Optimizer)
     with _recording(found, model, applied):
@@ -153,6 +157,16 @@ def _build(
                 "them out, and choose a larger train.global_batch_size."
             )
         sum_gradients_first(each)
+
+
+def _takes_one_hot(loss: Any) -> bool:
+    """Returns whether a compiled loss is one of Keras for one-hot labels, by its name."""
+    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    return str(name).lower().startswith("categorical")
+
+
+def _with_one_hot(step: Step, num_classes: int) -> Step:
+    return lambda batch: step((batch[0], tf.one_hot(batch[1], num_classes)))
 
 
 def _list_attributes(model: keras.Model, kind: Any) -> list[Any]:
@@ -312,6 +326,7 @@ class OwnStepLoop(SynchronousLoop):
         name = self._config.step or f"{type(self.model).__name__}.train_step"
         names = [type(each).__name__ for each, _ in self._own.optimizers]
         text = f"each step is {name}, with {' and '.join(names) or 'no optimizer of Keras'}"
+        text += ", for one-hot labels" * _takes_one_hot(self.model.loss)
         return ". ".join(filter(None, (text, self.remark)))
 
     @property

@@ -124,9 +124,9 @@ optimizer: {class: 'keras.optimizers:Lion', momentum: 0.5}
 optimizer: {class: 'keras.optimizers:Lion', name: adam}
     name (adam) and class (keras.optimizers:Lion) say the same
 optimizer: {class: keras.optimizers.Adam, arguments: {clipnorm: 1.0}}
-    has a key of its own. Use optimizer.clip
+    has a key of its own: write train.optimizer: {clip: {norm: 1.0}}
 optimizer: {class: keras.optimizers.Adam, arguments: {use_ema: true}}
-    has a key of its own. Use optimizer.average_weights
+    has a key of its own: write train.optimizer: {average_weights: 0.999}
 $SERVER, optimizer: {class: keras.optimizers.Lion}
     parameter_server divides weights, and so it has optimizers of its own
 optimizer: {schedule: {type: own, function: 'keras.optimizers.schedules:CosineDecay'}}

@@ -36,6 +36,7 @@ def of_model(name: str, **parameters) -> dict:
 
 ROWS = {
     "compiled": of_model("compiled"),
+    "one-hot labels": of_model("smoothed"),
     "two optimizers": of_model("in_two_rates"),
     "train_step": of_model("Stepping"),
     "compute_loss": of_model("WithLoss"),
@@ -73,7 +74,16 @@ ROWS |= {
     }
     for name, arguments in OPTIMIZERS.items()
 }
-FITTED = ("compiled", "two optimizers", "train_step", "compute_loss", "teacher", "GAN", *OPTIMIZERS)
+FITTED = (
+    "compiled",
+    "one-hot labels",
+    "two optimizers",
+    "train_step",
+    "compute_loss",
+    "teacher",
+    "GAN",
+    *OPTIMIZERS,
+)
 
 
 def main(file: str) -> None:
@@ -148,12 +158,14 @@ def compare_with_fit(name: str, loop: OwnStepLoop) -> dict[str, float]:
             )
         model.compile(optimizer, loss, metrics=["accuracy"])
     batches = make_batches(BATCH, np.float32)
+    if name == "one-hot labels":
+        batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, CLASSES)))
     history = model.fit(batches, epochs=1, verbose=0, shuffle=False).history
     sums = train(loop).sums
     own = dict(zip(("loss", *loop.task.metrics), (sums.loss, *sums.metrics), strict=True))
     figures = [(own[key] / sums.count, value) for key, [value] in history.items()]
     if model.loss:
-        sums = loop.evaluate(batches)
+        sums = loop.evaluate(make_batches(BATCH))
         names = ("loss", *loop.task.validation_metrics)
         own = dict(zip(names, (sums.loss, *sums.metrics), strict=False))
         expected = model.evaluate(batches, verbose=0, return_dict=True)

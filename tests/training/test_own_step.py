@@ -28,7 +28,15 @@ OPTIMIZERS = (
     *("Nadam", "RMSprop", "SGD"),
 )
 FITTED = (
-    *("compiled", "two optimizers", "train_step", "compute_loss", "teacher", "GAN"),
+    *(
+        "compiled",
+        "one-hot labels",
+        "two optimizers",
+        "train_step",
+        "compute_loss",
+        "teacher",
+        "GAN",
+    ),
     *OPTIMIZERS,
 )
 REPEATABLE = (

@@ -58,6 +58,19 @@ def shade(image, seed):
     return image * tf.random.stateless_uniform([], seed, 0.7, 1.0)
 
 
+def take(model, optimizer, batch, context):
+    images, labels = batch
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(y=labels, y_pred=model(images, training=True))
+    weights = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return {"loss": loss * context.num_replicas_in_sync}
+
+
+def halve(step, total_steps, steps):
+    return 0.5 ** (step // steps)
+
+
 watch = keras.callbacks.LambdaCallback()
 """
 
@@ -307,6 +320,14 @@ TABLE: Mapping[str, Sequence[Change]] = {
         },
     ],
     "train.loss": [{"train.loss": "nets:hinge"}],
+    "train.loss_arguments": [
+        {
+            "train.loss": "keras.losses:CategoricalFocalCrossentropy",
+            "train.loss_arguments": {"gamma": 3.0},
+        }
+    ],
+    "train.step": [{"train.step": "nets:take", "train.model": "nets:build"}],
+    "train.weights_by_class": [{"train.weights_by_class": {"cross": 2.0}}],
     "train.metrics": [
         {"train.metrics": ["nets:top_2"]},
         {
@@ -368,6 +389,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
             {"name": "rmsprop", "learning_rate": 2e-3, "momentum": 0.5, "epsilon": 1e-3},
             {"name": "adam", "learning_rate": 1e-6},
             {"name": "adam", "learning_rate": 1e-2, "epsilon": 0.1},
+            {"name": "keras.optimizers:Lion", "arguments": {"beta_1": 0.95}},
         )
     ],
     "train.optimizer.schedule": [
@@ -378,6 +400,7 @@ TABLE: Mapping[str, Sequence[Change]] = {
             {"type": "exponential", "decay_steps": 10, "factor": 0.9},
             {"type": "piecewise", "boundaries_steps": [10, 20], "factors": [0.5, 0.1]},
             {"type": "constant", "warmup_steps": 1000},
+            {"type": "own", "function": "nets:halve", "arguments": {"steps": 5}},
             {"type": "cosine", "warmup_steps": 5, "warmup_factor": 0.5, "hold_steps": 3},
             {
                 "type": "exponential",

@@ -175,4 +175,4 @@ def test_metrics_of_keras_that_are_no_means_lead_to_the_gate():
     from pipeline_ops.models import load_per_example
 
     with pytest.raises(ConfigError, match=r"is no mean over examples. The gate has figures"):
-        load_per_example("keras.metrics:AUC", "train.metrics", FOLDER)
+        load_per_example("keras.metrics:AUC", "train.metrics", Path("/nowhere"))

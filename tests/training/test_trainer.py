@@ -34,12 +34,13 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
 
     state = TrainingState(learning_rate=0.1, divergences=skipped)
     trainer = Trainer(
-        SimpleNamespace(steps_limit=None, is_chief=True),
+        SimpleNamespace(steps_limit=None, is_chief=False),
         config,
-        SimpleNamespace(metrics=(), compute_from_counts=lambda counts: {}),
+        SimpleNamespace(metrics=(), validation_metrics=(), compute_from_counts=lambda counts: {}),
         SimpleNamespace(
             train=train,
             is_traced=True,
+            learning_rate=0.1,
             evaluate=lambda batches: BatchSums(1.0, (), 1.0),
             get_best_weights=list,
             get_views=lambda: ([], []),
@@ -55,6 +56,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         ),
         mock.Mock(**{"restore_common.return_value": None}, saved_step=0),
         lambda: state,
+        lambda step, total_steps: 1.0,
         mock.Mock(**{"has_batch_hooks": False, "is_empty": True}),
         None,
         StopSignal(),

@@ -10,7 +10,6 @@ import contextlib
 import datetime as dt
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from pipeline_ops.cli.arguments import (
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.local_inputs import fetch_input
+from pipeline_ops.storage.local_files import remove_own_folder
 from pipeline_ops.system.host import die_with_parent
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{1,10})\..*")
@@ -109,7 +109,7 @@ def update_links(links: Path, configs: Sequence[PipelineConfig]) -> int:
     found = list(links.glob("*/*"))
     gone = [run for run in found if not any(map(Path.exists, run.glob("events.out.tfevents.*")))]
     for run in gone:
-        shutil.rmtree(run)
+        remove_own_folder(run)
     return len(found) - len(gone)
 
 

@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
-GROUPS := airflow stores hosts kubernetes containers engines faults training models scale
+GROUPS := airflow stores hosts kubernetes containers engines faults training models tutorials scale
 EMPTY :=
 ANY := $(subst $(EMPTY) $(EMPTY), or ,$(GROUPS))
 ifneq ($(filter-out $(GROUPS),$(GROUP)),)
@@ -44,6 +44,8 @@ PROCESSES_airflow := $(FEW)
 # One process: its tests share a Docker daemon, with images that are built once, or a cluster.
 PROCESSES_containers := -n 0
 PROCESSES_kubernetes := -n 0
+# Its tests are in one file, and share only small data sets.
+PROCESSES_tutorials := -n 3
 # Its two tests need both cores.
 PROCESSES_scale := -n 0
 
@@ -79,7 +81,7 @@ test-unit: install-dev ## the quick tests, under a minute
 test: install-dev ## everything essential, with real parts, in nine minutes
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
-test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults, training, models or scale; all without GROUP
+test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults, training, models, tutorials or scale; all without GROUP
 	@$(foreach group,$(or $(GROUP),$(GROUPS)),$(PYTHON) -m pytest -m $(group) $(or $(PROCESSES_$(group)),$(MANY)) $(ARGS) &&) true
 
 test-gpu: install-dev ## training, export and serving on one NVIDIA GPU (DEVICE=cpu: tried out on CPUs)

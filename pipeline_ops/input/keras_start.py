@@ -7,9 +7,11 @@ A process that builds or trains models imports this module before any other modu
 
 from __future__ import annotations
 
-from pipeline_ops.input.tensorflow_start import UNNEEDED_PACKAGES, hide_packages
+from pipeline_ops.input.tensorflow_start import UNNEEDED_PACKAGES, hide_packages, tf
 
 __all__ = ["keras"]
 
 with hide_packages(*UNNEEDED_PACKAGES):
     import keras
+# `from tensorflow.keras import layers` of the author. Keras was hidden while TensorFlow looked.
+tf.__path__.append(f"{keras.__path__[0]}/_tf_keras")

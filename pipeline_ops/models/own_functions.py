@@ -46,7 +46,7 @@ def make_per_example(
       arguments: the arguments of the class, or more of the function.
       folder: that of the author's modules.
     """
-    if _is_of_keras(found):
+    if str(getattr(found, "__module__", "")).startswith("keras.") and hasattr(found, "__name__"):
         return _adapt(found, where, arguments)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
@@ -62,11 +62,6 @@ def make_per_example(
             return compute(*values)
 
     return compute_watched
-
-
-def _is_of_keras(found: Any) -> bool:
-    is_module_of_keras = (getattr(found, "__module__", None) or "").partition(".")[0] == "keras"
-    return is_module_of_keras and callable(found) and hasattr(found, "__name__")
 
 
 def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:

@@ -268,7 +268,9 @@ class OwnStepLoop(SynchronousLoop):
         refuse_options(config, strategy.num_replicas_in_sync)
         self._parts = list_own_parts(model)
         if "compile" in self._parts:
-            _refuse_void(config)
+            reason, default = "What it is compiled with counts", Optimizer()
+            given = {"optimizer": config.optimizer != default and reason}
+            _refuse(config, given | {"loss": config.loss and reason}, "is compiled")
         self._function = load_function(config.step, "train.step", folder) if config.step else None
         self._end = find_end(model, config.model, task.image_shape, task.num_classes)
         self._classification = task.copy(end=self._end)
@@ -283,7 +285,14 @@ class OwnStepLoop(SynchronousLoop):
         self._inner = rated = find_rated(self.model, self._own)
         if rated is None:
             self.learning_rate = None
-            _refuse_rates(self._config)
+            config, reason = self._config, "Or use model.optimizer without a schedule"
+            lowers = config.on_divergence.action == "lower_learning_rate"
+            given = {
+                "reduce_learning_rate": config.reduce_learning_rate and reason,
+                "on_divergence": lowers and reason,
+                "optimizer.schedule": config.optimizer.schedule.type != "constant" and reason,
+            }
+            _refuse(config, given, "has optimizers with learning rates of their own")
         elif "compile" in self._parts:
             self.learning_rate = float(rated.learning_rate.numpy())
         metrics = {id(each) for metric in self.model.metrics for each in metric.variables}
@@ -455,27 +464,6 @@ def refuse_options(config: Train, num_replicas: int) -> None:
             f"is a mean over a replica's examples. {config.batch_size} examples cannot be divided "
             f"equally between {num_replicas} replicas."
         )
-
-
-def _refuse_void(config: Train) -> None:
-    """Raises ConfigError for options that a compiled model decides."""
-    reason = "What it is compiled with counts"
-    given = {
-        "optimizer": config.optimizer != Optimizer() and reason,
-        "loss": config.loss and reason,
-    }
-    _refuse(config, given, "is compiled")
-
-
-def _refuse_rates(config: Train) -> None:
-    """Raises ConfigError for options that change a learning rate that is the author's."""
-    reason = "Or use model.optimizer without a schedule"
-    given = {
-        "reduce_learning_rate": config.reduce_learning_rate and reason,
-        "on_divergence": config.on_divergence.action == "lower_learning_rate" and reason,
-        "optimizer.schedule": config.optimizer.schedule.type != "constant" and reason,
-    }
-    _refuse(config, given, "has optimizers with learning rates of their own")
 
 
 def _refuse(config: Train, given: Mapping[str, Any], fact: str) -> None:

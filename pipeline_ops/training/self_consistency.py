@@ -436,7 +436,8 @@ class LayerMeans:
     def _keep(self, part: str, layer: keras.Layer, values: Any) -> None:
         if tf.executing_eagerly():  # and not inside of a tf.function of the author
             tensors = [each for each in tf.nest.flatten(values) if tf.is_tensor(each)]
-            numbers = [tf.cast(each, tf.float64) for each in tensors if each.dtype.is_floating]
+            floats = [each for each in tensors if tf.as_dtype(each.dtype).is_floating]
+            numbers = [tf.cast(each, tf.float64) for each in floats]
             self.places.append((part, layer))
             self.means.append([float(tf.reduce_mean(tf.abs(each))) for each in numbers])
 

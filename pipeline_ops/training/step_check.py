@@ -128,21 +128,18 @@ class Steps:
         if isinstance(loop, OwnStepLoop):
             rate = loop.learning_rate or 0.0
             if strategy and strategy.num_replicas_in_sync == 1:
-                self._refuse_unknown(*loop.find_unknown(iter(batches)))
+                graph, handles = loop.find_unknown(iter(batches))
+                if handles:  # a checkpoint does not have them
+                    raise ConfigError(
+                        f"train.model: {config.model}: its step uses variables that are neither "
+                        f"weights nor attributes of the model ({locate_reads(graph, handles)}), so "
+                        "a restarted training would lose them. Make each variable, metric and "
+                        "optimizer an attribute of the model."
+                    )
             loop.evaluate(batches.take(1))
         loop.train(iter(batches), 0, [rate])
         pairs = zip(loop.get_weights(), self._initial, strict=True)
         return [new.astype(np.float64) - old for new, old in pairs]
-
-    def _refuse_unknown(self, graph: Any, handles: set[int]) -> None:
-        """Raises ConfigError for variables of a step that a checkpoint does not have."""
-        if handles:
-            raise ConfigError(
-                f"train.model: {self._config.model}: its step uses variables that are neither "
-                f"weights nor attributes of the model ({locate_reads(graph, handles)}), so a "
-                "restarted training would lose them. Make each variable, metric and optimizer an "
-                "attribute of the model."
-            )
 
 
 def check_step(config: Train, steps: Steps) -> None:

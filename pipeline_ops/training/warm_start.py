@@ -155,7 +155,8 @@ def _read_with_keras(
     that took them. `names` are the model's, because Keras names the layers of a second one anew.
     Raises ConfigError if nothing fits.
     """
-    inner = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    inner = [each for each in models if each.weights]  # not those of augmentation alone
     is_of_keras_3 = path.name.endswith((".weights.h5", ".keras"))
     marks = [_make_mark(variable) for variable in model.weights]
     for target in (model, *inner) if is_of_keras_3 else (*inner, model)[:1]:

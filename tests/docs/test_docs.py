@@ -7,12 +7,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import yaml
+from config_files import write_config
 from job_chain import run_jobs
 
 from beam_jobs.stages import check_stages
@@ -24,6 +26,8 @@ from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.examples.digits import write_digits
+from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.storage.open_store import open_root
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
 CONFIGS = CODE_ROOT / "configs"
@@ -209,14 +213,45 @@ def test_the_address_of_weights_is_that_in_the_source_of_keras():
     assert 'cache_subdir="models"' in source and "`~/.keras/models/`" in text
 
 
-def test_each_sentence_on_what_a_model_may_do_has_its_tests():
+@pytest.mark.parametrize(
+    ("heading", "number"), [("What a model may do", 39), ("Steps of your own", 20)]
+)
+def test_each_sentence_on_what_a_model_may_do_has_its_tests(heading, number):
     page = (CODE_ROOT / "docs" / "own-model.md").read_text()
-    section = page.partition("## What a model may do\n")[2].partition("\n## ")[0]
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.rpartition(" | ")[2] for line in section.splitlines() if line.startswith("| ")]
     tests = [row for row in rows if row != "test |"]
-    assert len(tests) == 37
+    assert len(tests) == number
     for row in tests:
         for file, names in re.findall(r"`([a-z_]+/[a-z_]+\.py)`: ((?:`[^`]+`(?:, )?)+)", row):
             code = (CODE_ROOT / "tests" / file).read_text()
             for name in re.findall(r"`([^`]+)`", names):
                 assert re.search(rf"{re.escape(name)}\b|{re.escape(name)}:", code), (file, name)
+
+
+def test_the_table_of_tutorials_counts_the_lines_that_changed():
+    page = (CODE_ROOT / "docs" / "tutorials.md").read_text()
+    rows = re.findall(r"^\| .+ \| (\d+) \|.*\[`(\w+)`\]", page, re.MULTILINE)
+    modules = {file.stem: file for file in (CODE_ROOT / "tests" / "tutorials").glob("*.py")}
+    found = {
+        name: str(modules[name].read_text().count("# changed"))
+        for name in modules.keys() - {"in_keras", "test_tutorials"}
+    }
+    assert {name: number for number, name in rows} == found
+
+
+def test_model_and_step_of_the_page_pass_the_check(tmp_path):
+    names = {"keras.optimizers.Lion": "my_compiled", "def train_step": "my_net"}
+    for text, name in names.items():
+        [block] = [b for b in BLOCKS if b.page.name == "own-model.md" and text in b.text]
+        (tmp_path / f"{name}.py").write_text(block.text)
+    check_training(tmp_path, {"model": "my_compiled:build", "workers": 2})
+    step = {"step": "my_net:train_step", "optimizer": {"name": "sgd", "learning_rate": 0.1}}
+    check_training(tmp_path, {"model": "digits_cnn", "workers": 2} | step)
+
+
+def check_training(folder: Path, options: dict[str, Any]) -> None:
+    changes = {"reduce_learning_rate": None} | options
+    file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
+    training = PlannedTraining.from_config(load_config(file), sys.executable)
+    validate_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,20 @@ from pipeline_ops.storage.open_store import open_root
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def run_jobs(file: Path, folder: Path, last: str = "train", **overrides: Any) -> dict[str, str]:
+def run_jobs(
+    file: Path,
+    folder: Path,
+    last: str = "train",
+    given: Mapping[str, str] | None = None,
+    **overrides: Any,
+) -> dict[str, str]:
     """The URIs of the manifests that the jobs up to the last one leave, by job.
 
     Args:
       file: the config.
       folder: for the attempts and the storage.
       last: of the jobs.
+      given: manifests that exist already, by job. These jobs are left out.
       overrides: `train__epochs=1` and the like.
     """
     config = load_config(
@@ -33,8 +41,8 @@ def run_jobs(file: Path, folder: Path, last: str = "train", **overrides: Any) ->
         {"storage.root": str(folder / "root")}
         | {name.replace("__", "."): value for name, value in overrides.items()},
     )
-    manifests: dict[str, str] = {}
-    for job in JOBS[: JOBS.index(last) + 1]:
+    manifests = dict(given or {})
+    for job in JOBS[len(manifests) : JOBS.index(last) + 1]:
         plan = plan_job(job, config, "run", manifests)
         attempt = Attempt(open_root(folder / f"attempt-{job}"))
         write_request(attempt, plan.request)

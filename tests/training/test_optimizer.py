@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline_ops.config.train import Constant, Cosine, Exponential, Piecewise
+from pipeline_ops.config.train import Constant, Cosine, Exponential, Optimizer, Piecewise
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,32 @@ def test_the_learning_rate_is_a_function_of_the_step(schedule, factors):
     assert {
         step: compute_schedule_factor(schedule, step, 100) for step in factors
     } == pytest.approx(factors, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "rates"),
+    [
+        (
+            "keras.optimizers.schedules:PolynomialDecay",
+            {"initial_learning_rate": 0.1, "decay_steps": 10, "end_learning_rate": 0.0},
+            {0: 0.1, 5: 0.05, 10: 0.0},
+        ),
+        ("my_schedules:fall", {"power": 2}, {0: 1.0, 50: 0.25, 100: 0.0}),
+    ],
+    ids=str,
+)
+def test_schedules_of_keras_and_of_ones_own_are_functions_of_the_step(
+    tmp_path, module, options, rates
+):
+    from pipeline_ops.training.optimizer import load_schedule
+
+    (tmp_path / "my_schedules.py").write_text(
+        "def fall(step, total_steps, power):\n    return (1 - step / total_steps) ** power\n"
+    )
+    schedule = {"type": "own", "function": module, "arguments": options}
+    config = Optimizer.model_validate({"learning_rate": 1, "schedule": schedule})
+    compute = load_schedule(config, tmp_path)
+    assert {step: compute(step, 100) for step in rates} == pytest.approx(rates, abs=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

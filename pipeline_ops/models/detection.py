@@ -28,7 +28,8 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
 
-_SAME_OBJECT_IOU = 0.5
+SAME_OBJECT_IOU = 0.5
+"""Two detections of a class that overlap by more are one."""
 _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -119,6 +120,8 @@ class Head(Protocol):
     """
     max_detections: int
     """The number of detections to which the answer to every image is padded."""
+    nms_iou: float = SAME_OBJECT_IOU
+    """Two detections of a class that overlap by more are one."""
 
     def compute_sums(
         self, outputs: Any, labels: Boxes, class_weights: tf.Tensor | float = 1.0
@@ -136,11 +139,13 @@ class Head(Protocol):
 
     def detect(self, outputs: Any) -> Detections:
         """Returns the best candidates. Overlapping ones of a class are suppressed."""
-        return suppress(*self.find_candidates(outputs), self.num_classes, self.max_detections)
+        candidates = self.find_candidates(outputs)
+        return suppress(*candidates, self.num_classes, self.max_detections, self.nms_iou)
 
     def detect_portably(self, outputs: Any) -> Detections:
         """Does the same as `detect`, with operations that TFLite and ONNX have."""
-        return suppress_portably(*self.find_candidates(outputs), self.max_detections)
+        candidates = self.find_candidates(outputs)
+        return suppress_portably(*candidates, self.max_detections, self.nms_iou)
 
 
 def require(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
@@ -280,8 +285,9 @@ def suppress(
     classes: tf.Tensor,
     num_classes: int,
     limit: int = COCO_DETECTIONS,
+    nms_iou: float = SAME_OBJECT_IOU,
 ) -> Detections:
-    """Keeps the best one of the candidates of one class that overlap by more than half.
+    """Keeps the best one of the candidates of one class that overlap by more than `nms_iou`.
 
     Parts of boxes outside of the image are cut off. `limit` is the number of detections of an
     image, to which fewer are padded.
@@ -292,7 +298,7 @@ def suppress(
         by_class,
         max_output_size_per_class=limit,
         max_total_size=limit,
-        iou_threshold=_SAME_OBJECT_IOU,
+        iou_threshold=nms_iou,
         score_threshold=MIN_SCORE,
     )
     return Detections(
@@ -304,7 +310,11 @@ def suppress(
 
 
 def suppress_portably(
-    boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, limit: int = COCO_DETECTIONS
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    classes: tf.Tensor,
+    limit: int = COCO_DETECTIONS,
+    nms_iou: float = SAME_OBJECT_IOU,
 ) -> Detections:
     """Does the same as `suppress`, with operations that TFLite and ONNX have, too.
 
@@ -316,7 +326,7 @@ def suppress_portably(
     """
     intersections, unions = compute_overlaps(boxes[:, :, None, :], boxes[:, None, :, :])
     # Without a division, which an area of 0 would break.
-    overlap = intersections > _SAME_OBJECT_IOU * unions
+    overlap = intersections > nms_iou * unions
     num_boxes = boxes.shape[1]
     # [K, K]: the second before the first.
     comes_before = tf.constant(np.tril(np.ones((num_boxes, num_boxes), bool), -1))
@@ -524,9 +534,13 @@ def compute_focal_losses(
     is_positive: tf.Tensor,
     positive_weights: tf.Tensor | float,
     negative_weights: tf.Tensor | float,
+    gamma: float = 2.0,
 ) -> tf.Tensor:
-    """Returns the focal loss of each logit with gamma 2 (Lin et al. 2017, equation 5)."""
-    probability = tf.sigmoid(logits)
-    positive_losses = positive_weights * (1 - probability) ** 2 * tf.math.softplus(-logits)
-    negative_losses = negative_weights * probability**2 * tf.math.softplus(logits)
+    """Returns the focal loss of each logit (Lin et al. 2017, equation 5)."""
+    # Not 1 - sigmoid, whose power has no gradient where it is rounded to 0.
+    of_positive, of_negative = tf.sigmoid(-logits), tf.sigmoid(logits)
+    if gamma == 0:
+        of_positive = of_negative = tf.ones_like(logits)
+    positive_losses = positive_weights * of_positive**gamma * tf.math.softplus(-logits)
+    negative_losses = negative_weights * of_negative**gamma * tf.math.softplus(logits)
     return tf.where(is_positive, positive_losses, negative_losses)

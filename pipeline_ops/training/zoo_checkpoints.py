@@ -29,10 +29,15 @@ _NETWORKS = {
     "ResNet50": r"conv4_block6_|resnet_v1_50/",
     "MobileNetV1": r"conv_pw_13/|MobilenetV1/",
     "MobileNetV2": r"block_16_project/|MobilenetV2/",
-    "EfficientNetB1 or larger": r"stack_5/block_4/|block6e_",
+    "EfficientNetB5 or larger": r"stack_5/block_8/|block6i_",
+    "EfficientNetB4": r"stack_5/block_7/|block6h_",
+    "EfficientNetB3": r"stack_5/block_5/|block6f_",
+    "EfficientNetB1 or B2": r"stack_5/block_4/|block6e_",
     "EfficientNetB0": r"stack_5/block_3/|block6d_",
 }
-"""A part of a variable's name that only this network has, or one before it."""
+"""A part of a variable's name that only this network has, or one before it. EfficientNetB1 and B2
+differ in the shapes of their weights alone.
+"""
 _SLIM = {"ResNet50": "resnet_v1_50", "ResNet101": "resnet_v1_101", "MobileNetV2": "MobilenetV2"}
 """The scopes of TF-Slim's networks."""
 _RESNET = re.compile(r"conv(\d)_(?:block(\d+)_(\d)_)?(?:conv|bn)")
@@ -76,14 +81,14 @@ def match_backbone(
         raise ConfigError(
             f"train.warm_start: {location} holds {found}, and the backbone of the model is "
             f"{own or 'unknown'}. Checkpoints of the Object Detection API fill ResNet50, "
-            "ResNet101, MobileNetV2 and EfficientNetB0. Choose the same one in the model, or other "
-            "weights."
+            "ResNet101, MobileNetV2 and EfficientNetB0 to B4. Choose the same one in the model, or "
+            "other weights."
         )
     backbone = Backbone({}, {}, [])
     for name, like in required.items():
         layer, variable = name.split("/")[-2:]
         constant = _NORMALIZATION.fullmatch(f"{layer}/{variable}")
-        if own == "EfficientNetB0" and constant:
+        if own.startswith("EfficientNet") and constant:
             backbone.constants[name] = np.asarray(_IMAGENET[constant[1]], like.dtype)
         elif not (endings := _list_names(own, layer, variable)):
             backbone.outside.append(name)

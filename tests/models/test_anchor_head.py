@@ -35,7 +35,7 @@ def perfect_outputs(truth):
     """Returns the outputs of a perfect network."""
     import tensorflow as tf
 
-    from pipeline_ops.models.retinanet import encode_boxes
+    from pipeline_ops.models.anchor_head import encode_boxes
 
     targets = head().build_targets(truth)
     logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)
@@ -148,6 +148,90 @@ def plain_overlaps(anchor, box, errors):
         max(box[3], other[3]) - min(box[1], other[1])
     )
     return inter / union, inter / union - (hull - union) / hull
+
+
+API = {
+    "box_scales": [10.0, 10.0, 5.0, 5.0],
+    "box_loss_delta": 1.0,
+    "scales_per_octave": 2,
+    "unmatched_iou": 0.5,
+}
+"""What the configs of the Object Detection API have nearly always."""
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "delta", "weights"),
+    [
+        (0.25, 2.0, 1.0, (1.0, 1.0)),
+        (None, 2.0, 1.0, (1.0, 1.0)),
+        (0.25, 1.5, 0.3, (0.7, 2.5)),
+        (0.75, 0.0, 3.0, (1.0, 0.25)),
+    ],
+)
+def test_loss_and_gradient_are_those_of_the_object_detection_api(alpha, gamma, delta, weights):
+    """Its sigmoid focal loss (without alpha: unweighted), and its Huber loss of the errors that the
+    box coder has multiplied, both divided by the number of matched anchors."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(8)
+    low = random.uniform(0, 0.6, (4, 2)) * SIZE
+    boxes = np.concatenate([low, low + random.uniform(8, 30, (4, 2))], -1).astype(np.float32)
+    truth = labels(boxes, [0, 2, 1, 2])
+    # The API's Huber loss is delta times a smooth L1.
+    options = API | {"box_loss_delta": delta, "focal_alpha": alpha, "focal_gamma": gamma}
+    ours = head(**options, class_loss_weight=weights[0], box_loss_weight=weights[1] * delta)
+    targets = ours.build_targets(truth)
+    is_object = targets.is_object.numpy()[0]
+    anchors = ours.anchors.astype(np.float64)[is_object]
+    corners = targets.corners.numpy().astype(np.float64)[0][is_object]
+    sizes, matched_sizes = anchors[:, 2:] - anchors[:, :2], corners[:, 2:] - corners[:, :2]
+    shifts = (corners[:, 2:] + corners[:, :2] - anchors[:, 2:] - anchors[:, :2]) / 2 / sizes
+    wanted = np.concatenate([shifts * 10, np.log(matched_sizes / sizes) * 5], -1)
+    one_hot = np.eye(CLASSES + 1)[targets.classes.numpy()][..., :CLASSES]
+    count = len(ours.anchors)
+    logits = tf.Variable(random.normal(-1, 2, (1, count, CLASSES)).astype(np.float32))
+    deltas = tf.Variable(random.normal(0, 2, (1, count, 4)).astype(np.float32))
+    with tf.GradientTape(persistent=True) as tape:
+        sums = ours.compute_sums({"logits": logits, "deltas": deltas}, truth)
+        loss = sums[0] / sums[-1]
+        entropies = tf.nn.sigmoid_cross_entropy_with_logits(one_hot, tf.cast(logits, tf.float64))
+        chances = tf.sigmoid(tf.cast(logits, tf.float64))
+        chances = one_hot * chances + (1 - one_hot) * (1 - chances)
+        focal = entropies * (1 - chances) ** gamma if gamma else entropies
+        if alpha is not None:
+            focal *= one_hot * alpha + (1 - one_hot) * (1 - alpha)
+        errors = tf.abs(tf.cast(deltas, tf.float64)[0][is_object] - wanted)
+        huber = tf.where(errors <= delta, errors**2 / 2, delta * errors - delta**2 / 2)
+        theirs = weights[0] * tf.reduce_sum(focal) + weights[1] * tf.reduce_sum(huber)
+        theirs /= is_object.sum()
+    assert float(loss) == pytest.approx(float(theirs), rel=1e-6)
+    for variable in (logits, deltas):
+        found, other = tape.gradient(loss, variable), tape.gradient(theirs, variable)
+        assert np.abs(found - other).max() < 1e-6 < np.abs(other).max()
+    # Outputs of a perfect network are the true boxes, also where the coder multiplies.
+    logits = tf.where(tf.one_hot(targets.classes, CLASSES) > 0, 12.0, -12.0)
+    found = ours.detect({"logits": logits, "deltas": expand(wanted, is_object)})
+    assert {tuple(np.round(box, 1)) for box in found.boxes[0].numpy()[:4] * PIXELS} <= {
+        tuple(np.round(np.clip(box, 0, PIXELS), 1)) for box in boxes
+    }
+
+
+def expand(rows, mask):
+    """Returns float32 [1, A, 4] with the rows at the places of the mask."""
+    values = np.zeros((1, len(mask), 4), np.float32)
+    values[0, mask] = rows
+    return values
+
+
+def test_the_overlap_of_detections_that_are_one_is_a_parameter():
+    truth = labels([[8, 8, 40, 40], [8, 18, 40, 50]], [0, 0])  # IoU 0.52
+    outputs = perfect_outputs(truth)
+    for portable in (False, True):
+        counts = [
+            int((found.detect_portably if portable else found.detect)(outputs).num_detections[0])
+            for found in (head(nms_iou=0.5), head(nms_iou=0.6))
+        ]
+        assert counts == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +358,9 @@ def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_
         ({"anchor_scale": 0.0}, "anchor_scale must be above 0, got 0.0"),
         ({"box_loss": "l2"}, "box_loss must be smooth_l1 or giou, got l2"),
         ({"max_boxes": 0}, "max_boxes must be at least 1, got 0"),
+        ({"box_scales": [10, 10, 5]}, "box_scales must be four numbers above 0, got"),
+        ({"unmatched_iou": 0.6}, "unmatched_iou must be from 0 to matched_iou, got 0.6"),
+        ({"focal_alpha": 25}, "focal_alpha must be from 0 to 1, or null, got 25"),
     ],
 )
 def test_what_a_head_can_not_be_is_refused(options, problem):

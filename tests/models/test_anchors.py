@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 
-def plain_anchors(height, width, scale):
+def plain_anchors(height, width, scale, octaves=3, ratios=(0.5, 1, 2)):
     """Computes anchors in loops over level, cell, scale and ratio: Lin et al. 2017, section 4."""
     anchors = []
     for level in range(3, 8):
         stride = 2**level
         for row in range(math.ceil(height / stride)):
             for column in range(math.ceil(width / stride)):
-                for octave in (0, 1, 2):
-                    for ratio in (0.5, 1, 2):
-                        area = (scale * stride * 2 ** (octave / 3)) ** 2
+                for octave in range(octaves):
+                    for ratio in ratios:
+                        area = (scale * stride * 2 ** (octave / octaves)) ** 2
                         anchor_width = math.sqrt(area / ratio)
                         anchor_height = area / anchor_width
                         y, x = (row + 0.5) * stride, (column + 0.5) * stride
@@ -48,7 +48,7 @@ def matched(anchors, boxes, learned=None, crowd=None):
     """Returns the box, None for background, or "ignored" for each anchor."""
     import tensorflow as tf
 
-    from pipeline_ops.models.retinanet import match_anchors
+    from pipeline_ops.models.anchor_head import match_anchors
 
     count = len(boxes)
     crowd = crowd or [False] * count
@@ -72,13 +72,15 @@ def matched(anchors, boxes, learned=None, crowd=None):
 
 @pytest.mark.parametrize(("size", "scale"), [((64, 96), 4.0), ((128, 128), 2.0), ((640, 640), 4.0)])
 def test_anchors_are_those_of_the_paper(size, scale):
-    from pipeline_ops.models.retinanet import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     assert make_anchors(size, scale) == pytest.approx(plain_anchors(*size, scale), abs=1e-3)
+    others = make_anchors(size, scale, 2, (1.0, 3.0))
+    assert others == pytest.approx(plain_anchors(*size, scale, 2, (1, 3)), abs=1e-3)
 
 
 def test_the_papers_anchors_cover_32_to_813_pixels():
-    from pipeline_ops.models.retinanet import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     anchors = make_anchors((640, 640), 4.0)
     assert len(anchors) == 9 * (80**2 + 40**2 + 20**2 + 10**2 + 5**2)
@@ -149,7 +151,7 @@ def test_an_image_without_boxes_is_background():
 
 
 def test_matching_is_the_definition_on_random_boxes():
-    from pipeline_ops.models.retinanet import make_anchors
+    from pipeline_ops.models.anchor_head import make_anchors
 
     random = np.random.default_rng(5)
     anchors = make_anchors((64, 64), 2.0)
@@ -175,7 +177,7 @@ def test_matching_is_the_definition_on_random_boxes():
 def test_boxes_as_distances_from_anchors_and_back():
     import tensorflow as tf
 
-    from pipeline_ops.models.retinanet import decode_boxes, encode_boxes
+    from pipeline_ops.models.anchor_head import decode_boxes, encode_boxes
 
     anchors = tf.constant([[0, 0, 10, 20], [5, 5, 15, 9]], tf.float32)
     boxes = tf.constant([[1, 2, 21, 12], [5, 5, 15, 9]], tf.float32)

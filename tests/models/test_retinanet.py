@@ -28,7 +28,7 @@ def build(classes: int = 10, size: int = 128, **options):
 @pytest.mark.parametrize(
     "name",
     [
-        "EfficientNetB0",
+        *(f"EfficientNetB{number}" for number in range(5)),
         "EfficientNetV2B0",
         "EfficientNetV2S",
         "MobileNetV2",
@@ -49,14 +49,6 @@ def test_the_endpoints_of_a_backbone_have_8_16_and_32_pixels_to_a_cell(name):
         ]
     }
     assert (8, 8) not in later
-    assert set(ENDPOINTS) == {
-        "EfficientNetB0",
-        "EfficientNetV2B0",
-        "EfficientNetV2S",
-        "MobileNetV2",
-        "ResNet50",
-        "ResNet101",
-    }
 
 
 def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everything():
@@ -71,6 +63,41 @@ def test_the_network_of_the_paper_has_its_size_and_says_one_percent_for_everythi
     }
     assert 1 / (1 + np.exp(-model.get_layer("class_last").bias.numpy())) == pytest.approx(0.01)
     assert np.std(model.get_layer("class_last").kernel.numpy()) == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [128, 160])
+def test_efficientdet_has_its_parts_and_levels(size):
+    """A BiFPN of three rounds with separable convolutions, also where a side halves unevenly."""
+    from pipeline_ops.models import retinanet
+
+    parts = {"width": 64, "depth": 3, "separable": True, "bifpn_rounds": 3, "activation": "silu"}
+    model = retinanet.build((size, size, 3), 90, backbone="EfficientNetB0", **parts)
+    anchors = retinanet.make_head((size, size, 3), 90).anchors
+    assert {name: output.shape for name, output in model.output.items()} == {
+        "deltas": (None, len(anchors), 4),
+        "logits": (None, len(anchors), 90),
+    }
+    sums = [layer for layer in model.layers if "_sum" in layer.name]
+    assert len(sums) == 3 * 8 and sum(layer.count_params() for layer in sums) == 3 * (5 * 2 + 3 * 3)
+    # EfficientDet-D0 has 3.9 million parameters, without the last convolution of its backbone.
+    assert (
+        3.9e6
+        < model.count_params()
+        - model.get_layer("efficientnetb0").get_layer("top_conv").count_params()
+        < 4.1e6
+    )
+
+
+def test_a_light_head_is_an_eighth_of_a_full_one():
+    """The head of FPNLite, with 128 channels and four layers."""
+
+    def count(model):
+        parts = ("box_", "class_")
+        return sum(layer.count_params() for layer in model.layers if layer.name.startswith(parts))
+
+    full = count(build(width=128, depth=4))
+    light = count(build(width=128, depth=4, separable=True))
+    assert 8 < full / light < 9
 
 
 def test_levels_lie_in_the_order_of_the_anchors():

@@ -43,6 +43,15 @@ DETECTORS = {
 }
 """A small detector of each kind, by the name of its model."""
 
+_LIGHT = DETECTORS["retinanet"] | {"separable": True}
+_OF_THE_API = {"box_scales": [10.0, 10.0, 5.0, 5.0], "box_loss_delta": 1.0, "scales_per_octave": 2}
+DETECTOR_KINDS = {
+    **{name: (name, parameters) for name, parameters in DETECTORS.items()},
+    "fpnlite": ("retinanet", _LIGHT | _OF_THE_API | {"activation": "relu6"}),
+    "efficientdet": ("retinanet", _LIGHT | {"bifpn_rounds": 2, "activation": "silu"}),
+}
+"""Those, and detectors as of the Object Detection API: models with parameters."""
+
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory) -> str:

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import pytest
 from gangs import train
-from scenes import AUGMENT, DETECTORS, SGD
+from scenes import AUGMENT, DETECTOR_KINDS, DETECTORS, SGD
 
 STEPS = 30
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 """A test has up to four trainings."""
 
 MODELS = pytest.mark.parametrize("model", DETECTORS)
+KINDS = pytest.mark.parametrize("model", DETECTOR_KINDS)
 
 
 def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[float]:
     """Returns the mean losses of all epochs and of the validation split, and that of the last,
     unfinished epoch."""
     options = {
-        "train__model": model,
-        "train__model_parameters": DETECTORS[model],
+        "train__model": DETECTOR_KINDS[model][0],
+        "train__model_parameters": DETECTOR_KINDS[model][1],
         "train__global_batch_size": 16,
         "train__optimizer": SGD,
         "train__input.augment": AUGMENT,
@@ -33,7 +34,7 @@ def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[floa
     ]
 
 
-@MODELS
+@KINDS
 def test_workers_and_devices_reach_the_losses_of_one_device(make_detection_job, host_pool, model):
     alone = losses(
         make_detection_job,
@@ -106,7 +107,7 @@ def test_a_metric_of_the_gate_selects_the_best_epoch_with_any_number_of_workers(
     assert figures[0][:2] == [pytest.approx(epoch, rel=0.01) for epoch in figures[1][:2]]
 
 
-@MODELS
+@KINDS
 def test_micro_batches_change_nothing(make_detection_job, host_pool, model):
     whole, parts = (
         losses(

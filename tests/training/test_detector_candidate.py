@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scenes import DETECTORS, DIGIT_SCENES
+from scenes import DETECTOR_KINDS, DIGIT_SCENES
 
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
@@ -32,10 +32,7 @@ print(json.dumps({
 pytestmark = pytest.mark.models
 
 
-@pytest.fixture(
-    scope="module",
-    params=DETECTORS,
-)
+@pytest.fixture(scope="module", params=DETECTOR_KINDS.values(), ids=list(DETECTOR_KINDS))
 def candidate(request, scenes, make_job_in, tmp_path_factory):
     """The artifact's folder, the detector in memory that it was made of, and its head. The weights
     are random, so the detector finds many boxes."""
@@ -49,14 +46,14 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     (folder / "work").mkdir()
     (folder / "made").mkdir()
     job = make_job_in(folder, scenes, DIGIT_SCENES)(
-        train__model=request.param, train__model_parameters=DETECTORS[request.param]
+        train__model=request.param[0], train__model_parameters=request.param[1]
     )
     config = Train.model_validate(job.request.config)
     keras.utils.set_random_seed(3)
     model = models.build_model(config, (128, 128, 1), 10, folder, for_training=False)
     weights = [
-        w + np.float32(3.0) if w.shape in ((10,), (90,)) else w for w in model.get_weights()
-    ]  # the biases of 10 classes, or of 10 classes at nine anchors
+        w + np.float32(3.0) if w.shape in ((10,), (60,), (90,)) else w for w in model.get_weights()
+    ]  # the biases of 10 classes, or of 10 classes at six or nine anchors
     model.set_weights(weights)
     write_arrays(folder / "work" / TRAINED, weights)
     export_saved_model(

@@ -6,6 +6,7 @@ The tests write the checkpoints, with the names that the API and TF-Slim give to
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,14 @@ MOMENTS = ("gamma", "beta", "moving_mean", "moving_variance")
 UNITS = {"ResNet50": (3, 4, 6, 3), "ResNet101": (3, 4, 23, 3), "ResNet152": (3, 8, 36, 3)}
 REPEATS = (1, 2, 2, 3, 3, 4, 1)
 """The blocks of each stack of EfficientNet-B0."""
+DEPTHS = {
+    "EfficientNetB0": 1.0,
+    "EfficientNetB1": 1.1,
+    "EfficientNetB2": 1.2,
+    "EfficientNetB3": 1.4,
+    "EfficientNetB4": 1.8,
+}
+"""The factors of these numbers, rounded up: Tan and Le 2019."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -50,12 +59,13 @@ def list_mobilenet():
     yield "Conv_1", "Conv_1_bn", "MobilenetV2/Conv_1"
 
 
-def list_efficientnet():
+def list_efficientnet(network: str):
     """A layer's name in the API, ours, and whether it has moments or weights, a bias, or both."""
     yield "stem_conv2d/kernel", "stem_conv/kernel"
     yield from ((f"stem_bn/{moment}", f"stem_bn/{moment}") for moment in MOMENTS)
-    for stack, count in enumerate(REPEATS):
-        for block, letter in zip(range(count), "abcd", strict=False):
+    for stack, repeats in enumerate(REPEATS):
+        count = math.ceil(repeats * DEPTHS[network])
+        for block, letter in zip(range(count), "abcdefgh", strict=False):
             theirs, ours = f"stack_{stack}/block_{block}/", f"block{stack + 1}{letter}_"
             names = {
                 "depthwise_conv2d/depthwise_kernel": "dwconv/kernel",
@@ -76,8 +86,8 @@ def list_efficientnet():
 
 def list_names(network: str, is_slim: bool) -> dict[str, str]:
     """The variable's name in a checkpoint, by ours."""
-    if network == "EfficientNetB0":
-        return {ours: theirs for theirs, ours in list_efficientnet()}
+    if network in DEPTHS:
+        return {ours: theirs for theirs, ours in list_efficientnet(network)}
     if network == "MobileNetV2":
         layers = list(list_mobilenet())
     else:
@@ -193,7 +203,7 @@ def write(folder: Path, network: str, form: str, model) -> tuple[Path, dict[str,
         ("ResNet101", "slim"),
         ("MobileNetV2", "tf2"),
         ("MobileNetV2", "slim"),
-        ("EfficientNetB0", "tf2"),
+        *((network, "tf2") for network in DEPTHS),
     ],
 )
 def test_each_variable_of_a_backbone_gets_its_own_value(network, form, tmp_path):
@@ -204,7 +214,7 @@ def test_each_variable_of_a_backbone_gets_its_own_value(network, form, tmp_path)
         expected["conv1_conv/kernel"] = kernel[:, :, ::-1]  # ours takes blue, green, red
         biases = [name for name in get_arrays(model) if name.endswith("_conv/bias")]
         expected |= {name: np.zeros(get_arrays(model)[name].shape) for name in biases}
-    if network == "EfficientNetB0":  # ours normalizes the image itself
+    if network in DEPTHS:  # ours normalizes the image itself
         expected |= {"normalization/mean": MEAN, "normalization/variance": np.square(DEVIATION)}
         expected["normalization/count"] = 0
     found = load(prefix, model)

@@ -79,7 +79,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     summary.check_shapes(summaries, job.request.config_file)
     rejected = quarantine.collect_rejected(source, decision, summaries, draft)
     figures = summary.compute_figures(summaries, source.class_names, rejected, source.task)
-    figures = figures.model_copy(update=delta.figures | {"stages": describe_stages(config)})
+    served = {"stages": describe_stages(config), "class_numbers": list(source.class_numbers)}
+    figures = figures.model_copy(update=delta.figures | served)
     copies = find_duplicates(decision.by_split, {record.key for record in rejected})
     statistics = collect_statistics(summaries, figures, copies)
     figures = add_remarks(figures, statistics, decision.by_split)
@@ -209,6 +210,8 @@ def _write_figures(
 ) -> None:
     draft.figures = figures.model_dump(mode="json")
     write_json(draft.folder / dataset.STAGES, draft.figures["stages"])
+    if figures.class_numbers:
+        write_json(draft.folder / dataset.CLASS_NUMBERS, figures.class_numbers)
     draft.seeds = {"split": config.split.seed}
     if config.balance == "by_class":
         weights = summary.compute_class_weights(figures.labels["train"])

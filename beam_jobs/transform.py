@@ -99,7 +99,7 @@ def read_transformed(
     _log.info("%s: %d entries of %d", bound.name, len(found.records), len(given.records))
     rejected = sorted([*found.rejected, *given.rejected], key=attrgetter("key"))
     labels = {**given.rejected_labels, **found.rejected_labels}
-    return listing, SourceRecords(found.records, rejected, labels)
+    return listing, SourceRecords(found.records, rejected, labels, given.class_numbers)
 
 
 def read_transformed_here(

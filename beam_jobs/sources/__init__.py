@@ -6,7 +6,8 @@ No source keeps the bytes of an image.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,13 +88,17 @@ CATALOGUE: Mapping[str, CatalogueSource] = {
 
 @dataclasses.dataclass(frozen=True)
 class SourceData:
-    """All records of a source, and the stages for it. `class_names` are those after the stages."""
+    """All records of a source, and the stages for it. `class_names` are those after the stages.
+
+    `class_numbers` has the label map's number of each of them. It is empty without a label map.
+    """
 
     listing: Listing
     found: SourceRecords
     task: Task
     stages: Sequence[BoundStage]
     class_names: tuple[str, ...]
+    class_numbers: tuple[int, ...]
 
     @property
     def folder(self) -> RawFolder:
@@ -124,7 +129,17 @@ def read_source_data(
     task = infer_task(found.records)
     check_data(config, task, names, config_file)
     stages = bind_stages(config.stages, config_file)
-    return SourceData(listing, found, task, stages, tuple(map_class_names(stages, names)))
+    names = map_class_names(stages, names)
+    numbers = _number_classes(names, found.class_numbers)
+    return SourceData(listing, found, task, stages, tuple(names), tuple(numbers))
+
+
+def _number_classes(class_names: Sequence[str], known: Mapping[str, int]) -> Iterator[int]:
+    """Yields the numbers of classes by name. New ones come after the highest in the label map."""
+    if known:
+        later = itertools.count(max(known.values()) + 1)
+        for name in class_names:
+            yield known[name] if name in known else next(later)
 
 
 def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:

@@ -87,11 +87,15 @@ class SourceEntry:
 
 
 class SourceRecords(NamedTuple):
-    """The records, the rejects, and the known labels of the rejects, each by key."""
+    """The records, the rejects, and the known labels of the rejects, each by key.
+
+    `class_numbers` has the numbers of a label map by class name. It is empty without a label map.
+    """
 
     records: list[Record]
     rejected: list[RejectedRecord]
     rejected_labels: Mapping[str, Sequence[str]] = {}
+    class_numbers: Mapping[str, int] = {}
 
     def describe_rejects(self) -> str:
         """The number of rejects, and the number and an example for each reason."""
@@ -149,6 +153,7 @@ class SourceFiles:
         boxes: BoxOptions = _USUAL,
     ):
         self.listing, self._boxes = listing, boxes
+        self.class_numbers: Mapping[str, int] = {}
         self._name, self._is_reversed = name, is_reversed
         self._class_names = None if class_names is None else frozenset(class_names)
         self.by_key = {file.key: file for file in listing.files}
@@ -360,7 +365,7 @@ class SourceFiles:
                 kept.append(self._drop_single_boxes(record))
         kept.sort(key=attrgetter("key"))
         rejected = sorted(self._rejected, key=attrgetter("key"))
-        return SourceRecords(kept, rejected, self._rejected_labels)
+        return SourceRecords(kept, rejected, self._rejected_labels, self.class_numbers)
 
     def _add(self, entry: SourceEntry) -> None:
         image = entry.path

@@ -27,7 +27,7 @@ from beam_jobs.sources.packed import (
     list_parts,
     read_examples,
 )
-from beam_jobs.sources.parsing import decode_text, parse_utf8
+from beam_jobs.sources.parsing import decode_text, parse_text, parse_utf8
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.wording import count, get_task, join_names
 from beam_jobs.stages.boxes import FRACTIONS, Size
@@ -50,6 +50,18 @@ class LabelMap(NamedTuple):
     names: dict[int, str]
     aliases: dict[str, str]
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The number of each class: the lowest of a name that several items have."""
+        found = sorted(self.names.items(), reverse=True)
+        return {parse_text(name): number for number, name in found}
+
+    def without_background(self) -> LabelMap:
+        """The classes of a detector: the API reserves the number 0 for `background`."""
+        if self.names.get(0) != self.aliases.get("background", ""):
+            return self
+        return self._replace(names={n: name for n, name in self.names.items() if n})
+
 
 def read_entries(files: SourceFiles, source: TfrecordSource) -> Iterator[SourceEntry]:
     names = _read_class_names(files, source)
@@ -60,15 +72,20 @@ def read_entries(files: SourceFiles, source: TfrecordSource) -> Iterator[SourceE
 
 def _read_class_names(files: SourceFiles, source: TfrecordSource) -> LabelMap:
     if source.label_map is not None:
-        return parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
+        found = parse_label_map(files.read(source.label_map, "label_map"), source.label_map)
+        if source.task == "detection":
+            found = found.without_background()
+            files.class_numbers = found.numbers
+        return found
     if manifest.NAME not in files:
         return LabelMap({}, {})
     try:
-        figures = json.loads(files.read(manifest.NAME))["figures"]
-        class_names = shards.DatasetFigures.model_validate(figures).class_names
+        content = json.loads(files.read(manifest.NAME))["figures"]
+        figures = shards.DatasetFigures.model_validate(content)
     except (ValueError, KeyError, TypeError, RecursionError):
-        class_names = []  # a manifest of another tool does not define the numbers
-    return LabelMap(dict(enumerate(class_names)), {})
+        return LabelMap({}, {})  # a manifest of another tool does not define the numbers
+    files.class_numbers = dict(zip(figures.class_names, figures.class_numbers, strict=False))
+    return LabelMap(dict(enumerate(figures.class_names)), {})
 
 
 def _make_entry(
@@ -129,8 +146,8 @@ def parse_label_map(content: bytes, name: str) -> LabelMap:
         raise DataError(f"{name}: not a label map in protobuf's text format: {error}") from None
     found = LabelMap({}, {})
     for item, label in items:
-        if not item.HasField("id") or not label:
-            fault = f"an item needs an id and a name, got id {item.id} and name {label!r}"
+        if not item.HasField("id") or item.id < 0 or not label:
+            fault = f"an item needs an id from 0 on and a name, got id {item.id} and name {label!r}"
             raise DataError(f"{name}: {fault}")
         if other := found.names.get(item.id):
             fault = f"the classes {other!r} and {label!r} have the same id {item.id}"

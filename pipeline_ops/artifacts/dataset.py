@@ -19,9 +19,9 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, model_validator
 
 from pipeline_ops.artifacts.manifest import Manifest, ManifestFile
 from pipeline_ops.config.model_catalogue import Task
@@ -122,6 +122,8 @@ STAGES = "stages.json"
 """The stages of the figures, as a list. They are a file, so that the data set's digest covers them:
 what a model that is trained on the data set is published with depends on them.
 """
+CLASS_NUMBERS = "class_numbers.json"
+"""The class numbers of the figures, if they have any. They are a file for the same reason."""
 STATISTICS = "statistics.json"
 SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
@@ -156,6 +158,12 @@ class DatasetFigures(JsonModel):
 
     task: Task = "classification"
     class_names: list[str]
+    class_numbers: list[Annotated[int, Field(ge=0, lt=1 << 63)]] = []
+    """The number of each class in the source's label map, for clients of the Object Detection API.
+
+    Shards and our own outputs have the index into `class_names` instead. Without a label map it is
+    empty, and the clients count from 1.
+    """
     image_shape: tuple[int, int, int]
     num_examples: dict[str, int]
     labels: dict[str, dict[str, int]]
@@ -175,6 +183,13 @@ class DatasetFigures(JsonModel):
     """The largest number of boxes in an example."""
     most_raw_boxes: int = 0
     """The largest number of boxes in a raw image, of which a stage may make several examples."""
+
+    @model_validator(mode="after")
+    def _validate_class_numbers(self) -> DatasetFigures:
+        numbers = self.class_numbers
+        if numbers and not len(numbers) == len({*numbers}) == len(self.class_names):
+            raise ValueError("class_numbers must have another number for each class")
+        return self
 
     @property
     def most_boxes_to_answer(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from beam_jobs.sources.tfrecord import parse_label_map
+from beam_jobs.sources.tfrecord import LabelMap, parse_label_map
 from beam_jobs.stages.resize import Resize
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
@@ -207,7 +207,14 @@ def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float
     source = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
-        source["class_names"] = _read_class_names(path)
+        label_map = _read_label_map(path)
+        names = label_map.without_background().names
+        source["class_names"] = list(dict.fromkeys(names[number] for number in sorted(names)))
+        if len(names) < len(label_map.names):
+            train_reader.note(
+                f"{train_reader.path('label_map_path')}: the item with the id 0 is the background, "
+                "and no class of our model"
+            )
     files = sorted(_find_files(train))
     num_examples = sum(map(_count_records, files))
     if files and not num_examples:
@@ -347,13 +354,11 @@ def _find_common_folder(paths: Sequence[str]) -> str:
     return folder
 
 
-def _read_class_names(path: str) -> list[str]:
-    """Returns the class names, in the order of the label map's numbers."""
+def _read_label_map(path: str) -> LabelMap:
     try:
-        names = parse_label_map(Path(path).read_bytes(), path).names
+        return parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
         raise ConfigError(
             f"pipeline.config: label_map_path: cannot read {path}: {error.strerror}. "
             "Correct the path."
         ) from error
-    return list(dict.fromkeys(names[number] for number in sorted(names)))

@@ -21,9 +21,10 @@ A detector answers `boxes`, float32 [N, 100, 4]: ymin, xmin, ymax, xmax as fract
 turned upright as EXIF says, `scores`, float32 [N, 100], the best first, `classes`, int64 [N, 100]:
 indexes into the class names, and `num_detections`, int32 [N]. Values after the first
 `num_detections` are 0. `detection_api` takes `input_tensor`, uint8 [N, height, width, 3], decoded
-and upright, and has the outputs of the Object Detection API, with classes from 1. A detector whose
+and upright, and has the outputs of the Object Detection API. Its classes are numbers of the asset
+`label_map.pbtxt`: those of the label map of the data, or from 1 on without one. A detector whose
 head uses only operations of TFLite and ONNX has the signature `portable` for these formats, with
-the interface of `images`. The assets also have the classes as `label_map.pbtxt`.
+the interface of `images`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DETECTOR_OUTPUTS = ("boxes", "scores", "classes", "num_detections")
 
 PREPROCESSING = "preprocessing.json"
 """The asset with the stages: {"stages": [...]}, as in the figures of the data set."""
+LABEL_MAP = "label_map.pbtxt"
 
 MAX_IMAGE_PIXELS = 64_000_000
 """Limit of pixels of one image. The model shrinks images, so a smaller one serves as well."""

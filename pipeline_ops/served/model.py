@@ -174,17 +174,21 @@ class ServedClassifier(ServedImages):
 
 
 class ServedDetector(ServedImages):
-    """A detector for serving."""
+    """A detector for serving.
+
+    `class_numbers` has the number of each class in the label map of the Object Detection API.
+    """
 
     def __init__(
         self,
         model: tf.Module,
         image_shape: tuple[int, int, int],
         head: Head,
+        class_numbers: Sequence[int],
         preprocessing: Preprocessing | None = None,
     ):
         super().__init__(model, image_shape, preprocessing)
-        self._head = head
+        self._head, self._class_numbers = head, tuple(class_numbers)
         batch_shape = (None, *image_shape)
         self.portable = _make_signature(
             self._predict_portably, contract.IMAGES, batch_shape, tf.float32
@@ -205,7 +209,7 @@ class ServedDetector(ServedImages):
         return super().signatures | {name: getattr(self, name) for name in names}
 
     def _predict_as_api(self, input_tensor: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Takes uint8 [N, height, width, 3]. All outputs are float32, and classes count from 1.
+        """Takes uint8 [N, height, width, 3]. All outputs are float32, classes by their numbers.
 
         As in the API (`exporter_lib_v2.py`), the class of a padding entry is 1.
         """
@@ -216,10 +220,11 @@ class ServedDetector(ServedImages):
             tf.TensorSpec([None, None, self.image_shape[2]], tf.uint8),
         )
         found = self._predict_served(serve_all(images, _NUM_DECODES))
+        numbers = tf.gather(tf.constant(self._class_numbers, tf.float32), found["classes"])
         return {
             "detection_boxes": found["boxes"],
             "detection_scores": found["scores"],
-            "detection_classes": tf.cast(found["classes"] + 1, tf.float32),
+            "detection_classes": tf.where(found["scores"] > 0, numbers, 1.0),
             "num_detections": tf.cast(found["num_detections"], tf.float32),
         }
 
@@ -265,20 +270,21 @@ def add_assets(
     names: Sequence[str],
     preprocessing: Preprocessing,
     folder: Path,
-    with_label_map: bool,
+    class_numbers: Sequence[int] = (),
 ) -> None:
     """Adds class names and preprocessing to the assets of a SavedModel, which copies them from a
     folder.
 
-    `label_map.pbtxt` is a label map of the Object Detection API, which counts classes from 1.
+    A detector has the number of each class, and a label map of the Object Detection API with them.
     """
     lines = "".join(" ".join(name.splitlines()) + "\n" for name in names)
     served.class_names = _write_asset(folder / "class_names.txt", lines)
     served.preprocessing = _write_asset(folder / contract.PREPROCESSING, preprocessing.to_json())
-    if with_label_map:
-        quoted = [json.dumps(name, ensure_ascii=False) for name in names]
-        items = (f"item {{\n  id: {i}\n  name: {each}\n}}\n" for i, each in enumerate(quoted, 1))
-        served.label_map = _write_asset(folder / "label_map.pbtxt", "".join(items))
+    if class_numbers:
+        quoted = (json.dumps(name, ensure_ascii=False) for name in names)
+        numbered = zip(class_numbers, quoted, strict=True)
+        items = (f"item {{\n  id: {number}\n  name: {name}\n}}\n" for number, name in numbered)
+        served.label_map = _write_asset(folder / contract.LABEL_MAP, "".join(items))
 
 
 def _write_asset(file: Path, text: str) -> tf.saved_model.Asset:

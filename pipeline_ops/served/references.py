@@ -10,6 +10,7 @@ Legend: N images, H W C one image, K classes, D detections.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +42,8 @@ _OUTPUTS: dict[Task, Sequence[str]] = {
     "classification": contract.CLASSIFIER_OUTPUTS,
     "detection": contract.DETECTOR_OUTPUTS,
 }
-_SCORE = 4  # the index in box, score and class
+_SCORE, _CLASS = 4, 5  # the indexes in box, score and class
+_ID = re.compile(r"^  id: (\d+)$", re.MULTILINE)
 MAX_MEAN, MAX_TAIL, TAIL_PERCENT = 1.0, 4.0, 99.9
 """Limits of the difference between the pixels of a served file and those of the data set, in levels
 of 0..255 per image: of the mean, and of the 99.9th percentile. Other rounding stays far below: 0.15
@@ -110,7 +112,7 @@ class References:
     def __init__(
         self, training: Path, folder: Path, num_classes: int, task: Task = "classification"
     ):
-        self.task = task
+        self.task, self._folder = task, folder
         try:
             self.outputs = np.load(training / REFERENCE_OUTPUTS, allow_pickle=False)
         except (OSError, ValueError) as error:
@@ -227,7 +229,8 @@ class References:
         compare(found, packed, rule, "the signature examples of the SavedModel")
         if self.task == "detection":
             name = "the signature detection_api of the SavedModel"
-            compare(found[:_NUM_API], self._detect_as_api(files[:_NUM_API]), rule, name)
+            wanted = self._number_classes(found[:_NUM_API])
+            compare(wanted, self._detect_as_api(files[:_NUM_API]), rule, name)
 
     def answer_files(self, files: Sequence[bytes]) -> np.ndarray:
         """Returns the packed answers to raw files, which are prepared if the client has to."""
@@ -247,9 +250,17 @@ class References:
             pixels = np.broadcast_to(image, (*image.shape[:2], 3))[np.newaxis]
             found = self.model.call_signature(contract.DETECTION_API, input_tensor=pixels)
             boxes, scores = found["detection_boxes"], found["detection_scores"]
-            classes = np.where(scores > 0, found["detection_classes"] - 1, 0)
+            classes = np.where(scores > 0, found["detection_classes"], 0)
             answers.append(pack_detections({"boxes": boxes, "scores": scores, "classes": classes}))
         return np.concatenate(answers)
+
+    def _number_classes(self, found_ND6: np.ndarray) -> np.ndarray:
+        """Packed answers with the numbers of the model's label map in place of the classes."""
+        text = (self._folder / "assets" / contract.LABEL_MAP).read_text("utf-8")
+        numbers = np.array(_ID.findall(text), np.float32)[found_ND6[..., _CLASS].astype(int)]
+        numbered = found_ND6.copy()
+        numbered[..., _CLASS] = np.where(found_ND6[..., _SCORE] > 0, numbers, 0)
+        return numbered
 
 
 def pack_example(file: bytes) -> bytes:

@@ -119,11 +119,12 @@ def _export(spec: CandidateSpec, request: Request, config: Train, code_folder: P
         )
     write_arrays(folder / WEIGHTS, weights, paths)
     served: ServedImages
-    is_detector = dataset.figures.task == "detection"
+    class_numbers: Sequence[int] = ()
     preprocessing = Preprocessing.of_dataset(dataset.figures)
-    if is_detector:
+    if dataset.figures.task == "detection":
+        class_numbers = dataset.figures.class_numbers or range(1, num_classes + 1)
         head = make_head(config, image_shape, num_classes, dataset.figures.most_boxes_to_answer)
-        served = ServedDetector(model, image_shape, head, preprocessing)
+        served = ServedDetector(model, image_shape, head, class_numbers, preprocessing)
     else:
         served = ServedClassifier(model, image_shape, preprocessing)
     # On a GPU, TF32 would round the references to ten bits, and exported formats would differ.
@@ -131,7 +132,7 @@ def _export(spec: CandidateSpec, request: Request, config: Train, code_folder: P
     report("candidate", message="computes the reference outputs")
     _write_references(request.inputs["preprocess"], dataset, served, folder)
     report("candidate", message="writes the SavedModel")
-    add_assets(served, dataset.figures.class_names, preprocessing, work, is_detector)
+    add_assets(served, dataset.figures.class_names, preprocessing, work, class_numbers)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     if spec.target:
         report("candidate", message="stores the candidate")

@@ -237,7 +237,7 @@ def read_images(source):
     """The images of a source by key, and its folder."""
     section = TypeAdapter(AnySource).validate_python(source)
     folder = RemoteFolder(section.folder)
-    records, rejected, _ = read_records(section, Listing(folder, folder.list_files()))
+    records, rejected, *_ = read_records(section, Listing(folder, folder.list_files()))
     assert not rejected
     return [record.file for record in records], folder
 

@@ -34,7 +34,7 @@ def test_of_many_annotation_files_a_part_is_read_with_their_images(tmp_path):
     add(tmp_path, "ImageSets/Main/train.txt", "\n".join(map(str, range(200))))
     source = VocSource(type="voc", path=str(tmp_path))
     part, factor, [remark] = sample_listing(source, view(tmp_path), max_files=50)
-    records, rejected, _ = read_records(source, part)
+    records, rejected, *_ = read_records(source, part)
     assert 25 < len(records) < 80
     assert rejected == []
     assert len(records) * factor == pytest.approx(200)

@@ -59,7 +59,7 @@ def standardizing_model(dataset, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "standardizing"
     served = ServedClassifier(Standardizing(), (16, 16, 1), DIGITS)
     with tempfile.TemporaryDirectory() as work:
-        add_assets(served, [str(n) for n in range(10)], DIGITS, Path(work), with_label_map=False)
+        add_assets(served, [str(n) for n in range(10)], DIGITS, Path(work))
         write_served_model(folder, served, tests[:NUM_REFERENCES])
     return folder
 

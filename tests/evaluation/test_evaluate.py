@@ -120,7 +120,7 @@ def test_a_model_of_another_image_size_is_asked_about_the_images_as_they_are(
 
     served = ServedClassifier(build((28, 28, 1), 10), (28, 28, 1))  # the images have 16 x 16
     if signature == "images":
-        add_assets(served, list("0123456789"), stretch_to(28, 28), tmp_path, with_label_map=False)
+        add_assets(served, list("0123456789"), stretch_to(28, 28), tmp_path)
     folder = tmp_path / "model"
     signatures = {name: getattr(served, name) for name in {signature, "images"}}
     tf.saved_model.save(served, str(folder), signatures=signatures)
@@ -154,7 +154,7 @@ def test_boxes_of_a_detector_with_another_image_size_are_parts_of_the_images(san
 
     preprocessing = dataclasses.replace(stretch_to(16, 48, mode="letterbox"), has_boxes=True)
     served = Middle(tf.Module(), (16, 48, 1), preprocessing)
-    add_assets(served, ["digit"], preprocessing, tmp_path, with_label_map=False)
+    add_assets(served, ["digit"], preprocessing, tmp_path)
     tf.saved_model.save(served, str(tmp_path / "model"), signatures=served.signatures)
     client = SavedModelClient(tmp_path / "model", "the champion", 1, DETECTOR_OUTPUTS)
     boxes = client.predict(read_test_images(sandbox))["boxes"]

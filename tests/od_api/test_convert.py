@@ -7,13 +7,17 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from job_chain import run_jobs
 from od_api_files import CENTER_NET, SSD, with_paths, write_records
 
+from beam_jobs.io.example import parse
+from beam_jobs.sources.tfrecord import parse_label_map
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
@@ -500,6 +504,16 @@ def test_record_files_without_records_are_named(api_folder):
         convert(api_folder / "pipeline.config")
 
 
+def test_the_background_of_the_label_map_is_no_class_and_told(api_folder):
+    file, labels = api_folder / "pipeline.config", api_folder / "labels.pbtxt"
+    before = convert(file)
+    labels.write_text("item { id: 0 name: 'background' }\n" + labels.read_text())
+    found = convert(file)
+    assert found.sections == before.sections
+    [told] = set(found.notes) - set(before.notes)
+    assert told.startswith("train_input_reader.label_map_path: the item with the id 0 is the back")
+
+
 def test_equal_label_maps_under_two_paths_are_one(api_folder):
     """An empty path is none."""
     file, labels = api_folder / "pipeline.config", api_folder / "labels.pbtxt"
@@ -611,15 +625,22 @@ def test_nothing_is_overwritten_and_without_a_place_it_is_printed(api_folder, ca
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("kind", ["ssd", "center_net"])
-def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
-    file = api_folder / "pipeline.config"
+@pytest.mark.parametrize(("kind", "last"), [("ssd", "train"), ("center_net", "export")])
+def test_what_was_imported_is_trained_and_answers_with_the_numbers_of_its_label_map(
+    api_folder, tmp_path, kind, last
+):
+    import tensorflow as tf
+
+    file, labels = api_folder / "pipeline.config", api_folder / "labels.pbtxt"
+    text = re.sub(r"id: (\d+)", lambda found: f"id: {9 * int(found[1])}", labels.read_text())
+    labels.write_text(f"item {{ id: 0 name: 'background' }}\n{text}")
     file.write_text(
         file.read_text().replace("  ssd {", f"  {kind} {{").replace("use_bfloat16: true", "")
     )
     out = Path(tmp_path / "configs" / "imported.yaml")
     assert main(["import-od-api", str(file), "--output", str(out)]) == 0
-    made = run_jobs(out, tmp_path)
+    gate = [{"metric": "map", "at_least": 0.0}]
+    made = run_jobs(out, tmp_path, last, evaluate__gate=gate)
     data = DatasetFigures.model_validate(read_manifest(made["preprocess"]).figures)
     assert (
         data.num_examples["train"] + data.num_examples["validation"] == 36
@@ -630,6 +651,19 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     assert epochs[-1]["step"] == 8 and all(
         math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs
     )
+    folder = Path(made["train"]).parent / SAVED_MODEL
+    model = tf.saved_model.load(str(folder))
+    numbers = [9 * number for number in range(1, 11)]
+    found = parse_label_map((folder / "assets" / "label_map.pbtxt").read_bytes(), "it")
+    assert list(found.names.items()) == list(zip(numbers, data.class_names, strict=True))
+    record = next(iter(tf.data.TFRecordDataset(str(api_folder / "eval.record")))).numpy()
+    [image] = parse(record)["image/encoded"]
+    pixels = tf.io.decode_image(image, 3)
+    ours = model.signatures["serving_default"](tf.io.encode_png(pixels)[None])
+    theirs = model(pixels[None])
+    assert ours["scores"].numpy().max() > 0
+    wanted = np.where(ours["scores"] > 0, np.array(numbers)[ours["classes"].numpy()], 1)
+    assert (theirs["detection_classes"].numpy() == wanted).all()
 
 
 @pytest.mark.models

@@ -156,7 +156,7 @@ def test_a_batch_of_many_sizes_is_answered_as_one_by_one(tmp_path):
 
     preprocessing = Preprocessing(to_figures(CHAINS["letterbox"]))
     served = ServedClassifier(Mean(), (32, 48, 3), preprocessing)
-    add_assets(served, ["a", "b", "c"], preprocessing, tmp_path, with_label_map=False)
+    add_assets(served, ["a", "b", "c"], preprocessing, tmp_path)
     tf.saved_model.save(served, str(tmp_path), signatures=served.signatures)
     signatures = tf.saved_model.load(str(tmp_path)).signatures
     files = list(FILES.values())

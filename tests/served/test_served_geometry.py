@@ -65,7 +65,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
         model.__class__ = type(
             "Model", (tf.Module,), {"__call__": lambda *_, corners=corners, **__: corners}
         )
-        served = ServedDetector(model, (32, 48, 3), Head(), resizing(mode))
+        served = ServedDetector(model, (32, 48, 3), Head(), [1], resizing(mode))
         png = tf.io.encode_png(image).numpy()
         [found, padding] = served.serving_default(tf.constant([png]))["boxes"][0].numpy()
         assert found == pytest.approx([0.4, 0.45, 0.6, 0.55], abs=0.01), (height, width)
@@ -94,7 +94,9 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
 
     model = tf.Module()
     model.__class__ = type("Model", (tf.Module,), {"__call__": lambda _, images, training: images})
-    served = ServedDetector(model, (32, 48, channels), Head(), resizing(mode, channels))
+    served = ServedDetector(
+        model, (32, 48, channels), Head(), [3, 1, 7, 8, 90], resizing(mode, channels)
+    )
     for height, width in SIZES:
         image, _ = make_picture(height, width)
         image = image if channels == 3 else np.repeat(image[..., :1], 3, axis=2)
@@ -111,7 +113,7 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
         assert (found["detection_boxes"].numpy() == wanted["boxes"].numpy()).all()
         assert (found["detection_scores"].numpy() == wanted["scores"].numpy()).all()
         assert not found["detection_scores"][:, 2].numpy().any()
-        assert found["detection_classes"].numpy().tolist() == [[5, 1, 1]] * 2
+        assert found["detection_classes"].numpy().tolist() == [[90, 3, 1]] * 2
         assert found["num_detections"].numpy().tolist() == [2, 2]
 
 
@@ -157,7 +159,7 @@ def test_the_boxes_of_overlapping_tiles_become_one_at_its_place():
     )
     model = tf.Module()
     model.__class__ = type("Model", (tf.Module,), {"__call__": lambda _, images, training: images})
-    served = ServedDetector(model, (64, 96, 3), Head(), Preprocessing(figures, has_boxes=True))
+    served = ServedDetector(model, (64, 96, 3), Head(), [1], Preprocessing(figures, has_boxes=True))
     image = np.zeros((180, 330, 3), np.uint8)
     image[45:57, 75:87] = image[150:162, 300:312] = 255
     small = np.zeros((40, 50, 3), np.uint8)

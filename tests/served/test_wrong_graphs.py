@@ -60,7 +60,7 @@ def write_training(folder, figures, files, preprocessing=None):
 
     right = Preprocessing(figures)
     served = ServedClassifier(Model(), SHAPE, preprocessing or right)
-    add_assets(served, ["a", "b", "c"], right, folder, with_label_map=False)
+    add_assets(served, ["a", "b", "c"], right, folder)
     tf.saved_model.save(served, str(folder / SAVED_MODEL), signatures=served.signatures)
     bound = bind_stages(StageConfig(name=each.name, parameters=each.parameters) for each in figures)
     pixels = []

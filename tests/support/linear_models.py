@@ -69,7 +69,7 @@ def write_model(folder: Path, weights: np.ndarray, references: Sequence[bytes]) 
     names = [str(number) for number in range(weights.shape[1])]
     served = ServedClassifier(Linear(), (16, 16, 1), DIGITS)
     with tempfile.TemporaryDirectory() as work:
-        add_assets(served, names, DIGITS, Path(work), with_label_map=False)
+        add_assets(served, names, DIGITS, Path(work))
         write_served_model(folder, served, references)
 
 

@@ -104,8 +104,10 @@ def test_any_class_name_is_one_line_and_one_item_of_the_label_map(tmp_path):
     from pipeline_ops.served.preprocessing import Preprocessing
 
     module, names = tf.Module(), ['a "b"', "c\\d", "two\nlines", "żółw", "{"]
-    add_assets(module, names, Preprocessing(), tmp_path, with_label_map=True)
+    add_assets(module, names, Preprocessing(), tmp_path, [1, 2, 5, 7, 90])
     lines = Path(module.class_names.asset_path.numpy().decode()).read_text("utf-8").splitlines()
     assert lines == ['a "b"', "c\\d", "two lines", "żółw", "{"]
     file = Path(module.label_map.asset_path.numpy().decode())
-    assert parse_label_map(file.read_bytes(), "it").names == dict(enumerate(names, start=1))
+    assert parse_label_map(file.read_bytes(), "it").names == dict(
+        zip([1, 2, 5, 7, 90], names, strict=True)
+    )

@@ -31,7 +31,7 @@ class Raw:
     def read(self, **source: Any):
         """Records by key, and rejected (reason, detail) by key."""
         config = TypeAdapter(AnySource).validate_python({"path": str(self.folder), **source})
-        records, rejected, _ = read_records(
+        records, rejected, *_ = read_records(
             config, list_raw_files(Path(config.folder), self._listings, config.file_patterns)
         )
         assert [record.key for record in records] == sorted({record.key for record in records})

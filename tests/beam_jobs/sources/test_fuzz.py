@@ -143,7 +143,7 @@ def check_source(files: dict[str, bytes], **source) -> None:
             (raw / name).write_bytes(content)
         config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
         with contextlib.suppress(DataError):
-            records, rejected, _ = read_records(
+            records, rejected, *_ = read_records(
                 config, list_raw_files(raw, open_root(folder) / "listings")
             )
             for record in records:

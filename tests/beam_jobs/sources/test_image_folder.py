@@ -17,7 +17,7 @@ def listing(*keys: str) -> Listing:
 
 
 def test_the_first_folder_is_the_label():
-    records, rejected, _ = read_records(
+    records, rejected, *_ = read_records(
         SOURCE, listing("cat/1.png", "cat/outdoors/2.png", "dog/1.png")
     )
     assert [(record.key, record.label) for record in records] == [
@@ -29,6 +29,6 @@ def test_the_first_folder_is_the_label():
 
 
 def test_a_file_in_no_class_folder_is_kept_out_and_named():
-    records, [rejected], _ = read_records(SOURCE, listing("cat/1.png", "readme.txt"))
+    records, [rejected], *_ = read_records(SOURCE, listing("cat/1.png", "readme.txt"))
     assert [record.key for record in records] == ["cat/1.png"]
     assert (rejected.key, rejected.stage, rejected.reason) == ("readme.txt", "source", "no_label")

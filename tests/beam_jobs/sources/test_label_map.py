@@ -33,6 +33,31 @@ def test_a_class_has_both_names_of_cocos_label_map():
     }
 
 
+def test_a_class_has_the_lowest_of_its_numbers():
+    text = (
+        "item { id: 7 name: 'dog' } item { id: 5 name: ' dog' } item { id: 1 name: 'cafe\u0301' }"
+    )
+    assert parse_label_map(text.encode(), "map.pbtxt").numbers == {"caf\xe9": 1, "dog": 5}
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        ("name: 'background'", {}),
+        ("name: 'none_of_the_above' display_name: 'background'", {}),
+        ("name: 'background' display_name: 'nothing'", {}),
+        ("name: 'cat'", {0: "cat"}),
+    ],
+)
+def test_the_background_of_the_api_is_no_class_of_a_detector(first, names):
+    text = f"item {{ id: 0 {first} }} item {{ id: 1 name: 'dog' }}"
+    found = parse_label_map(text.encode(), "map.pbtxt")
+    assert found.names.keys() == {0, 1}
+    assert found.without_background().names == names | {1: "dog"}
+    only = parse_label_map(b"item { id: 3 name: 'background' }", "map.pbtxt")
+    assert only.without_background() == only
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
@@ -40,7 +65,8 @@ def test_a_class_has_both_names_of_cocos_label_map():
         (b"item {", "not a label map in protobuf's text format: 1"),
         (b"item { id: one name: 'x' }", "1:12"),
         (b"\xff", "utf-8"),
-        (b"item { id: 1 }", "an item needs an id and a name, got id 1 and name ''"),
+        (b"item { id: 1 }", "an item needs an id from 0 on and a name, got id 1 and name ''"),
+        (b"item { id: -1 name: 'cat' }", "needs an id from 0 on and a name, got id -1 and"),
         (b"item { name: 'x' }", "needs an id"),
         (
             b"item { id: 1 name: 'a' } item { id: 1 name: 'b' }",

@@ -56,7 +56,7 @@ def read(data_dir, tmp_path):
             {"type": "tfds", "path": str(path), "builder": builder, "parts": parts}
         )
         listing = list_raw_files(Path(config.folder), open_root(tmp_path) / "listings")
-        records, rejected, _ = read_records(config, listing)
+        records, rejected, *_ = read_records(config, listing)
         return {record.key: record for record in records}, rejected, listing.folder
 
     return read

@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import yaml
@@ -16,11 +17,14 @@ from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
+from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.config.sources import TfrecordSource
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
 
+GAPS = "item { id: 1 name: 'cat' } item { id: 5 name: 'dog' }"
+BACKGROUND = "item { id: 0 name: 'background' }"
 LABEL_MAP = "item {\n  id: 1\n  name: 'cat'\n}\nitem { id: 7 name: \"dog\" }\n"
 
 
@@ -146,6 +150,104 @@ def test_what_the_object_detection_api_writes_goes_through_the_whole_job(pipelin
         )
         assert one["image/encoded"] == original["image/encoded"]
         assert (one["image/object/class/label"], one["image/object/difficult"]) == ([0, 1], [0, 1])
+
+
+@pytest.fixture
+def numbered(pipeline, encode):
+    """Makes a data set of 40 pictures with a box of each class, named by text or by number."""
+
+    def make(label_map: str, kind: str = "text", classes: Sequence = (b"cat", b"dog"), **config):
+        low, high = [0.0, 0.1], [0.5, 0.9]
+        edges = {"ymin": low, "xmin": low, "ymax": high, "xmax": high}
+        named = {"label": None, kind: list(classes)}
+        features = {f"bbox__{edge}": values for edge, values in edges.items()}
+        features |= {f"class__{name}": values for name, values in named.items()}
+        records = (
+            detection(
+                image__encoded=encode(seed=number),
+                image__filename=f"{number}.png".encode(),
+                **{f"image__object__{name}": values for name, values in features.items()},
+            )
+            for number in range(40)
+        )
+        pipeline.add("a.record", b"".join(map(frame, records)))
+        pipeline.add("map.pbtxt", label_map.encode())
+        source = {"type": "tfrecord", "path": "../raw", "task": "detection"}
+        source |= {"label_map": "map.pbtxt", "parts": [{"files": "a.record"}]}
+        given = config.pop("source", {})
+        source = given if given.get("type") == "beam" else source | given
+        return pipeline.make(source=source, **{"stages": ["decode"]} | config)
+
+    return make
+
+
+def read_numbers(outcome) -> dict[str, int]:
+    figures = DatasetFigures.model_validate(outcome.manifest.figures)
+    assert json.loads(outcome.contents["class_numbers.json"]) == figures.class_numbers
+    return dict(zip(figures.class_names, figures.class_numbers, strict=True))
+
+
+def test_classes_have_the_numbers_of_the_label_map_by_name(numbered):
+    """In any order of the classes. A class that is not in the label map comes after its highest."""
+    assert read_numbers(numbered(GAPS)) == {"cat": 1, "dog": 5}
+    outcome = numbered(f"{BACKGROUND} {GAPS}", source={"class_names": ["dog", "cat"]})
+    assert list(read_numbers(outcome).items()) == [("dog", 5), ("cat", 1)]
+    rename = {"map_classes": {"rename": {"cat": "dog", "dog": "wolf"}}}
+    outcome = numbered(
+        f"{GAPS} item {{ id: 90 name: 'cow' }}",
+        stages=["decode", rename],
+        allowed_changes=["new_classes", "missing_classes"],
+    )
+    assert read_numbers(outcome) == {"dog": 5, "wolf": 91}
+
+
+def test_a_label_map_with_other_numbers_makes_another_data_set_of_the_same_shards(numbered):
+    """Unless the records have only numbers, which then mean other classes."""
+    first, second = numbered(GAPS), numbered(GAPS.replace("5", "7"))
+    assert (read_numbers(second), second.shards) == ({"cat": 1, "dog": 7}, first.shards)
+    assert not [*second.artifact.glob("train-*")]
+    assert second.manifest.digest != first.manifest.digest
+    by_number = numbered(GAPS, "label", (1, 5))
+    assert by_number.shards == first.shards
+    swapped = GAPS.replace("1", "9").replace("5", "1").replace("9", "5")
+    other = numbered(swapped, "label", (1, 5))
+    assert read_numbers(other) == {"cat": 5, "dog": 1}
+    assert not other.shards.items() & first.shards.items()
+
+
+SAME = """
+import apache_beam as beam
+
+class Same(beam.PTransform):
+    def __init__(self, folder):
+        super().__init__()
+
+    def expand(self, entries):
+        return entries | beam.Map(lambda entry: entry)
+"""
+
+
+def test_the_numbers_go_through_a_transform_and_stay_with_our_own_shards(numbered, raw, pipeline):
+    (pipeline.config_file.parent / "own.py").write_text(SAME)
+    given = {"type": "tfrecord", "task": "detection", "label_map": "map.pbtxt"}
+    given["parts"] = [{"files": "a.record"}]
+    same = {"type": "beam", "path": "../raw", "transform": "own:Same", "input": given}
+    outcome = numbered(GAPS, source=same)
+    assert read_numbers(outcome) == {"cat": 1, "dog": 5}
+    for file in outcome.artifact.iterdir():
+        raw.add(file.name, file.read_bytes())
+    parts = [{"files": f"{split}-*", "split": split} for split in ("train", "validation", "test")]
+    own = {"path": str(raw.folder), "label_map": None, "parts": parts}
+    assert read_numbers(numbered(GAPS, source=own)) == {"cat": 1, "dog": 5}
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 1], [1, -5], [1, 2, 3], [1, "x"], [1, 10**400]])
+def test_a_manifest_with_wrong_numbers_is_refused(numbers):
+    figures = {"class_names": ["cat", "dog"], "image_shape": (8, 8, 1), "num_examples": {}}
+    figures |= {"labels": {}, "num_rejected": 0, "rejected_by_reason": {}}
+    DatasetFigures.model_validate(figures | {"class_numbers": [0, 5]})
+    with pytest.raises(ValueError, match="class_numbers"):
+        DatasetFigures.model_validate(figures | {"class_numbers": numbers})
 
 
 def test_our_own_shards_can_be_read_again(animals, raw, read_records):

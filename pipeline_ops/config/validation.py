@@ -116,6 +116,7 @@ def _suggest_key(
     *here, name = map(str, location)
     keys = [key.replace("[]", ".0").split(".") for key in collect_fields(model)]
     paths = [key[: key.index(name) + 1] for key in keys if name in key]
+    paths = [path for path in paths if path != [*here, name]]  # of another type of section
     below = [path for path in paths if path[: len(here)] == here]
     if here[:1] in ([], ["train"]) and (cure := find_cure(name)):
         return cure

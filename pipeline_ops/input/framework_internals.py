@@ -151,12 +151,16 @@ def keep_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer add up gradients over all replicas before it clips them."""
+    """Makes an optimizer add up gradients over all replicas before it clips them.
+
+    Those of an `Embedding` are added up for each row as well. Keras's optimizers would square each
+    replica's part of a row.
+    """
     apply = optimizer.apply
 
     def apply_sums(gradients: Any, variables: Any = None) -> None:
         own = [*gradients]
-        known = [gradient for gradient in own if gradient is not None]
+        known = [tf.convert_to_tensor(each) for each in own if each is not None]
         context = tf.distribute.get_replica_context()
         sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, known) if known else [])
         apply([None if gradient is None else next(sums) for gradient in own], variables)

@@ -30,7 +30,7 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import format_json, read_json
 from pipeline_ops.storage.open_store import is_remote
-from pipeline_ops.storage.parsing import JsonModel
+from pipeline_ops.storage.parsing import JsonModel, parse_json_as
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import read_user_code
@@ -144,6 +144,13 @@ class StageTrial(BaseModel):
     arrays: str
 
 
+class Verdict(JsonModel):
+    """A passed check, with a remark on the model's step."""
+
+    model: str
+    remark: str = ""
+
+
 class StageTrials(BaseModel):
     """The input of the process that tries `serve` of stages."""
 
@@ -198,6 +205,8 @@ def validate_training(
     )
     verdict = verdicts / f"{_fingerprint(training, train, request)}.json"
     if verdict.exists():
+        if remark := parse_json_as(Verdict, verdict.read(), verdict).remark:
+            _log.warning("%s", remark)
         return
     _log.info("building the model %s on one batch", train.model)
     task_name = f"builds the model {train.model}"
@@ -214,7 +223,10 @@ def validate_training(
             )
         _log.warning("the model is checked on the hosts and not here: %s", missing)
         return
-    verdict.write(format_json({"model": train.model}))
+    passed = Verdict(model=train.model, remark=response.get("remark", ""))
+    if passed.remark:
+        _log.warning("%s", passed.remark)
+    verdict.write(format_json(passed.model_dump()))
 
 
 def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckRequest) -> str:

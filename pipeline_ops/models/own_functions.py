@@ -6,6 +6,7 @@ of Keras with an argument `from_logits` get the logits, which are more exact and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -49,17 +50,22 @@ def make_per_example(
     if str(getattr(found, "__module__", "")).startswith("keras.") and hasattr(found, "__name__"):
         return _adapt(found, where, arguments)
     kind = found if isinstance(found, type) else type(found)
-    if issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
+    if issubclass(kind, keras.metrics.Metric):
         raise ConfigError(
-            f"{where} is {'the class' if kind is found else 'an object of the class'} "
-            f"{kind.__name__} of Keras, which reduces a batch to one number. {_PER_EXAMPLE_HINT}"
+            f"{where} is a metric of Keras, which reduces a batch to one number. "
+            f"{_PER_EXAMPLE_HINT}"
         )
+    if issubclass(kind, keras.losses.Loss):
+        found, arguments = found(**arguments) if kind is found else found, {}
+        found.reduction = "none"
     compute = tf.function(functools.partial(found, **arguments))  # AutoGraph is off in the loops
 
     @functools.wraps(found)
-    def compute_watched(*values: Any) -> Any:
+    def compute_watched(labels: tf.Tensor, outputs: tf.Tensor) -> Any:
         with require_named_files(folder, where):
-            return compute(*values)
+            if isinstance(found, keras.losses.Loss) and takes_one_hot(found, outputs.shape[-1]):
+                labels = tf.one_hot(tf.reshape(labels, [-1]), outputs.shape[-1])
+            return compute(labels, outputs)
 
     return compute_watched
 
@@ -99,6 +105,28 @@ def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[...
 
     setattr(compute_values, TAKES_LOGITS, takes_logits)
     return compute_values
+
+
+def takes_one_hot(loss: Any, num_outputs: int) -> bool:
+    """Returns whether a compiled loss takes one-hot labels.
+
+    Those of Keras do if the model has several outputs, unless their names begin with Sparse. One of
+    the author's own does if it fails for whole numbers.
+    """
+    loss = keras.losses.get(loss)
+    if loss is None or num_outputs == 1:
+        return False
+    kind = type(loss) if isinstance(loss, keras.losses.Loss) else loss
+    if kind.__module__.startswith("keras."):
+        return not kind.__name__.lower().startswith("sparse")
+    labels = np.arange(num_outputs + 1) % num_outputs
+    one_hot = np.eye(num_outputs, dtype=np.float32)[labels]
+    outputs = tf.nn.softmax(one_hot)
+    for value, is_one_hot in ((labels, False), (one_hot, True)):
+        with contextlib.suppress(Exception):
+            loss(tf.constant(value), outputs)
+            return is_one_hot
+    return False
 
 
 def require_fitting(task: Classification, loss: PerExample, where: str) -> None:

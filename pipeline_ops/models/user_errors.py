@@ -68,8 +68,9 @@ def describe_call(error: Exception) -> str:
 def explain(error: Exception) -> tuple[str, str]:
     """Returns the type of an error, with the layer that Keras names, and the cause in one line."""
     kind, text = type(error).__name__, str(error)
-    # The text of a KeyError is its message in quotes.
-    if found := _CALL.search(str(error.args[0]) if isinstance(error, KeyError) else text):
+    # The text of a KeyError is its message in quotes. The last call is the innermost one.
+    message = str(error.args[0]) if isinstance(error, KeyError) else text
+    if found := _CALL.search(message, max(message.rfind("Exception encountered when"), 0)):
         kind, text = f"{kind} in {found[1]}", found[2].rstrip(".")
     elif "in user code:" in text and (frames := [*_FRAME.finditer(text)]):  # of AutoGraph
         # It ends with the type and the cause, after a line of code.

@@ -3,8 +3,8 @@
 `jobs/model_check.py` starts it, writes the request to its stdin, and explains why the check has its
 own process. It builds the model, the loss, the metrics, the callbacks and the change of images of
 the author's own, and computes one batch of random pixels. The answer is a JSON file. Its `fault`
-begins with a key of the config. Its `missing` gives the reason why the check could not run. An
-empty object means that the check passed.
+begins with a key of the config. Its `missing` gives the reason why the check could not run. Its
+`remark` is something to tell about a model that has passed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ _NUM_IMAGES = 4
 
 def check_model(
     request: ModelCheckRequest, code_folder: Path | None = None, work: Path | None = None
-) -> None:
+) -> str:
     """Checks the model. Raises ConfigError, whose message begins with a key of the config.
+
+    Returns a remark on its step, or nothing.
 
     `code_folder` has the author's modules, by default the folder of the config. A second process
     is started only with a folder `work` for its files.
@@ -79,7 +81,7 @@ def check_model(
     size = request.image_shape, request.num_classes
     if config.dataset:
         check_own_dataset(config, *size, folder)
-    images = list_images((_NUM_IMAGES, *request.image_shape))
+    images, remark = list_images((_NUM_IMAGES, *request.image_shape)), ""
     name, is_own = f"train.model: {config.model}", is_user_function(config.model)
     with convert_user_errors(name, is_own):
         model = build_model(config, *size, folder, for_training=False)
@@ -104,7 +106,7 @@ def check_model(
                 # The metrics have a check of their own, which names them as the config does.
                 without = task.copy(own_metrics={}, metrics=("accuracy",))
                 without = without.copy(validation_metrics=without.metrics)
-                check_step(config, Steps(config, without, build, *size, folder))
+                remark = check_step(config, Steps(config, without, build, *size, folder))
     model.set_weights(initial)
     outputs = model(images, training=False)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
@@ -112,14 +114,14 @@ def check_model(
         _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
     if request.task == "detection":
         make_head(config, *size).detect(outputs)
-        return
+        return remark
     validate_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
     task = task.for_model(model)
     for path, metric in zip(config.own_metrics, task.own_metrics.values(), strict=True):
         _compute_values(f"train.metrics: {path}", task, metric, labels, outputs)
     if task.loss is None:
-        return
+        return remark
     where = f"train.loss: {config.loss}"
     with tf.GradientTape() as tape:
         logits = model(images, training=True)
@@ -137,6 +139,7 @@ def check_model(
             f"train.loss: {config.loss} has no gradient with respect to the weights, so nothing "
             "would be learned. Do not round, compare or take argmax of the logits."
         )
+    return remark
 
 
 def _check_weights(path: str, model: keras.Model, build: Callable[[], keras.Model]) -> None:
@@ -177,7 +180,7 @@ def main() -> None:
             configure_two_devices()
             work = Path(sys.argv[1]).parent
             with use_code(request, work) as folder:
-                check_model(request, folder, work)
+                answer = {"remark": check_model(request, folder, work)}
     except (ConfigError, DataError) as error:
         answer = {"fault": str(error)}
     write_json(Path(sys.argv[1]), answer)

@@ -29,6 +29,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import (
     build_compiled_parts,
     get_slots,
+    list_assigned,
     sum_gradients_first,
 )
 from pipeline_ops.models import has_own_step, list_own_parts, load_function
@@ -38,6 +39,7 @@ from pipeline_ops.models.classification import (
     compute_logits,
     find_end,
 )
+from pipeline_ops.models.own_functions import takes_one_hot
 from pipeline_ops.models.task import BatchSums, Task
 from pipeline_ops.training.loop import (
     Batches,
@@ -70,6 +72,10 @@ class PreparedStep(NamedTuple):
     """Whether a step returns a figure with the name loss."""
     variables: list[Any]
     """Those of the optimizers, and the tf.Variables that are attributes of the model."""
+    is_one_hot: bool
+    """Whether the labels are one-hot."""
+    assigned: list[keras.Variable]
+    """The weights that a step assigns itself, besides the optimizers."""
 
 
 def prepare_step(
@@ -95,7 +101,8 @@ def prepare_step(
     size = config.batch_size // num_replicas
     images, labels = np.zeros((size, *task.image_shape), np.float32), np.zeros(size, np.int64)
     one_hot = np.zeros((size, task.num_classes), np.float32)
-    is_one_hot = _takes_one_hot(model.loss)
+    end = task.end
+    is_one_hot = takes_one_hot(model.loss, end.num_outputs if end else task.num_classes)
     weights = [each.path for each in model.weights]
     build_compiled_parts(model, (images, one_hot if is_one_hot else labels))
 
@@ -113,8 +120,8 @@ def prepare_step(
     applied: dict[int, list[Any]] = {}
     found = _list_attributes(model, keras.optimizers.Optimizer)
     with _recording(found, model, applied):
-        of_step = _trace(train, "train_step", images, labels)
-    of_validation = _trace(test, "test_step", images, labels) if test else []
+        of_step, assigned = _trace(train, "train_step", images, labels, model)
+    of_validation, _ = _trace(test, "test_step", images, labels, model) if test else ([], [])
     if late := [each.path for each in model.weights if each.path not in weights]:
         raise ConfigError(
             f"train.model: {config.model} creates {', '.join(late[:4])} in its first step, so the "
@@ -141,6 +148,8 @@ def prepare_step(
             *(variable for each, _ in optimizers for variable in each.variables),
             *_list_attributes(model, tf.Variable),
         ],
+        is_one_hot,
+        [each for each in model.trainable_variables if each.path in assigned],
     )
 
 
@@ -157,12 +166,6 @@ def _build(
                 "them out, and choose a larger train.global_batch_size."
             )
         sum_gradients_first(each)
-
-
-def _takes_one_hot(loss: Any) -> bool:
-    """Returns whether a compiled loss is one of Keras for one-hot labels, by its name."""
-    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    return str(name).lower().startswith("categorical")
 
 
 def _with_one_hot(step: Step, num_classes: int) -> Step:
@@ -204,24 +207,39 @@ def _recording(
             del each.apply
 
 
-def _trace(step: Step, name: str, images: np.ndarray, labels: np.ndarray) -> list[str]:
-    """Traces a step in each replica. Returns the names of its figures."""
+def _trace(
+    step: Step, name: str, images: np.ndarray, labels: np.ndarray, model: keras.Model
+) -> tuple[list[str], list[str]]:
+    """Traces a step in each replica.
+
+    Returns the names of its figures, and the paths of the weights that it assigns.
+    """
     names: list[str] = []
+    assigned: list[str] = []
 
     def take(*batch: Any) -> None:
-        logs = step(_place(*batch))
+        logs = flatten_logs(step(_place(*batch)))
         names[:] = map(str, logs) if read_figures(logs, name) else []
+        assigned[:] = list_assigned(model.trainable_variables)
 
     strategy = tf.distribute.get_strategy()
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in (images, labels)]
     run = tf.function(lambda *batch: strategy.run(take, batch), autograph=False)
     run.get_concrete_function(*specs)
-    return names
+    return names, assigned
 
 
 def _place(*batch: Any) -> Any:
     """Returns a batch on the device of its replica, which gathering over replicas asks for."""
     return tf.nest.map_structure(tf.identity, batch)
+
+
+def flatten_logs(logs: Any) -> Any:
+    """Returns the figures of a step by name, as `fit` does: `compile_metrics` is a dict in one."""
+    if not isinstance(logs, Mapping):
+        return logs
+    inner = [each if isinstance(each, Mapping) else {key: each} for key, each in logs.items()]
+    return {key: value for each in inner for key, value in each.items()}
 
 
 def read_figures(logs: Any, name: str) -> dict[str, tf.Tensor]:
@@ -235,7 +253,7 @@ def read_figures(logs: Any, name: str) -> dict[str, tf.Tensor]:
             "dict of numbers by name, with the loss as loss."
         )
     figures = {}
-    for key, value in logs.items():
+    for key, value in flatten_logs(logs).items():
         value = tf.convert_to_tensor(value)
         if value.shape.rank != 0:
             raise ConfigError(
@@ -297,6 +315,8 @@ class OwnStepLoop(SynchronousLoop):
             self.learning_rate = float(rated.learning_rate.numpy())
         metrics = {id(each) for metric in self.model.metrics for each in metric.variables}
         self._states = [each for each in self._states if id(each) not in metrics]
+        # The replicas would differ by rounding.
+        self._states += self._own.assigned
         return self._own.variables
 
     def prepare(self, model: keras.Model) -> PreparedStep:
@@ -335,7 +355,7 @@ class OwnStepLoop(SynchronousLoop):
         name = self._config.step or f"{type(self.model).__name__}.train_step"
         names = [type(each).__name__ for each, _ in self._own.optimizers]
         text = f"each step is {name}, with {' and '.join(names) or 'no optimizer of Keras'}"
-        text += ", for one-hot labels" * _takes_one_hot(self.model.loss)
+        text += ", for one-hot labels" * self._own.is_one_hot
         return ". ".join(filter(None, (text, self.remark)))
 
     @property
@@ -358,6 +378,19 @@ class OwnStepLoop(SynchronousLoop):
         values = [each.value if isinstance(each, keras.Variable) else each for each in known]
         handles = {id(each.handle) for each in values if hasattr(each, "handle")}
         return graph, {id(each.handle) for each in graph.variables} - handles
+
+    def apply_gradients_alone(self) -> None:
+        """Makes each optimizer subtract the gradients of all replicas from its weights."""
+
+        def subtract(weights: Sequence[Any], gradients: Any, variables: Any = None) -> None:
+            context = tf.distribute.get_replica_context()
+            for gradient, weight in zip(gradients, variables or weights, strict=True):
+                if gradient is not None:
+                    total = tf.convert_to_tensor(gradient)
+                    weight.assign_sub(context.all_reduce(tf.distribute.ReduceOp.SUM, total))
+
+        for optimizer, weights in self._own.optimizers:
+            optimizer.apply = functools.partial(subtract, weights)
 
     def _find_averages(self) -> dict[int, keras.Variable]:
         found: dict[int, keras.Variable] = {}

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Optimizer, Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.framework_internals import SEED_STATE
+from pipeline_ops.input.framework_internals import SEED_STATE, list_layers
 from pipeline_ops.models import has_own_step
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.checkpoints import Arrays
@@ -36,6 +36,10 @@ _TOLERANCE, _REDUCED_TOLERANCE, _OWN_TOLERANCE, _NOISE = 1e-3, 0.1, 0.05, 1e-5
 """In parts of the largest change of a weight: of float32, of 16 bits, and of a factor that an
 author's own step adds. And in parts of the largest gradient of all, below which rounding is all
 that is left."""
+_DRAWING = (
+    *(keras.layers.Dropout, keras.layers.GaussianDropout, keras.layers.AlphaDropout),
+    keras.layers.GaussianNoise,
+)
 _OPTIONS: dict[str, Any] = {
     "strategy": "one_device",
     "workers": 1,
@@ -104,11 +108,22 @@ class Steps:
         self.has_generators = False
         """Whether layers draw numbers from Keras's generators."""
 
-    def take(self, strategy: tf.distribute.Strategy | None, micro_batches: int = 1) -> Arrays:
-        """Returns the changes of all weights and states, float64. None is sharded weights."""
+    def take(
+        self,
+        strategy: tf.distribute.Strategy | None,
+        micro_batches: int = 1,
+        only_gradients: bool = False,
+    ) -> Arrays:
+        """Returns the changes of all weights and states, float64. None is sharded weights.
+
+        With `only_gradients`, the weights of a step of the author's own change by their gradients,
+        and dropout, noise and the statistics of a batch are left out of it.
+        """
         options = _OPTIONS | {"micro_batches": micro_batches}
         with (strategy or tf.distribute.get_strategy()).scope():
             model = self._build()
+            if only_gradients:
+                self.has_generators = _silence(model)
         if has_own_step(model, self._config):
             options = {"global_batch_size": _NUM_EXAMPLES, "batch_size_per_replica": None}
         config = self._config.model_copy(update=options)
@@ -127,6 +142,8 @@ class Steps:
         rate = _RATE
         if isinstance(loop, OwnStepLoop):
             rate = loop.learning_rate or 0.0
+            if only_gradients:
+                loop.apply_gradients_alone()
             if strategy and strategy.num_replicas_in_sync == 1:
                 graph, handles = loop.find_unknown(iter(batches))
                 if handles:  # a checkpoint does not have them
@@ -142,19 +159,30 @@ class Steps:
         return [new.astype(np.float64) - old for new, old in pairs]
 
 
-def check_step(config: Train, steps: Steps) -> None:
+def _silence(model: keras.Model) -> bool:
+    """Leaves dropout, noise and batch statistics out. Returns whether numbers are still drawn."""
+    quiet = 0
+    for layer in list_layers(model):
+        layer.trainable &= not isinstance(layer, keras.layers.BatchNormalization)
+        if isinstance(layer, _DRAWING):
+            layer.rate = layer.stddev = 0.0
+            quiet += 1
+    return sum(each.name == SEED_STATE for each in model.variables) > quiet
+
+
+def check_step(config: Train, steps: Steps) -> str:
     """Raises ConfigError if a step where the config trains is another one than on one device.
 
     Where each process computes one part, it has nothing to share. Then the step is only taken,
-    because a loop refuses some models itself. A step of the author's own is always taken.
+    because a loop refuses some models itself. A step of the author's own is always taken. Returns a
+    remark on it, or nothing.
     """
     one = tf.distribute.OneDeviceStrategy("/cpu:0")
     if steps.is_shared:  # no strategy has made its weights
         steps.take(tf.distribute.get_strategy())
-        return
+        return ""
     if steps.is_own:
-        _check_own_step(config, steps, one)
-        return
+        return _check_own_step(config, steps, one)
     if config.strategy in ("parameter_server", "dtensor"):
         where, found, expected = "with sharded weights", steps.take(None), [steps.take(one)]
         cure = (
@@ -167,22 +195,22 @@ def check_step(config: Train, steps: Steps) -> None:
         devices = [f"/cpu:{number}" for number in range(_REPLICAS)]
         found = steps.take(tf.distribute.MirroredStrategy(devices))
         if config.devices_per_worker == 1:
-            return
+            return ""
         expected = [steps.take(one)]  # replicas that exchange values see the batch as a whole
         try:
             if not config.synchronized_batch_normalization:
                 expected.append(steps.take(one, _REPLICAS))
             elif steps.has_generators:  # the parts draw other numbers than the whole
-                return
+                return ""
         except ConfigError:  # refused for micro-batches alone, as assigned weights are
-            return
+            return ""
         cure = (
             "The replicas of a process share what a layer keeps in attributes, such as a tensor or "
             "the losses that it adds, and take turns where they exchange values. Let call depend "
             "on its arguments and weights alone, or train with one device for each worker"
         )
     else:
-        return
+        return ""
     tolerance = _TOLERANCE if config.precision == "float32" else _REDUCED_TOLERANCE
     shares = [_compare(found, each, steps.learning, tolerance) for each in expected]
     if all(max(each) > tolerance for each in shares):
@@ -192,19 +220,22 @@ def check_step(config: Train, steps: Steps) -> None:
             f"train.model: {config.model}: a step {where} is another one than on one device, "
             f"first in {steps.paths[first]} (by {nearest[first]:.2g} of its change). {cure}."
         )
+    return ""
 
 
-def _check_own_step(config: Train, steps: Steps, one: tf.distribute.Strategy) -> None:
+def _check_own_step(config: Train, steps: Steps, one: tf.distribute.Strategy) -> str:
     """Raises ConfigError if replicas add up means, which makes the gradient several times as large.
 
-    Other differences may be meant, such as negatives of the replica's own batch.
+    Other differences may be meant, such as negatives of the replica's own batch. Returns a remark
+    on them.
     """
     refuse_options(config, config.replicas)
     expected = steps.take(one)
     if config.replicas == 1:
-        return
+        return ""
     devices = [f"/cpu:{number}" for number in range(_REPLICAS)]
-    found = steps.take(tf.distribute.MirroredStrategy(devices))
+    two = tf.distribute.MirroredStrategy(devices)
+    found = steps.take(two)
     summed = [_REPLICAS * each for each in expected]
     shares = [_compare(found, each, steps.learning, _OWN_TOLERANCE) for each in (expected, summed)]
     if max(shares[0]) > _OWN_TOLERANCE and max(shares[1]) < _OWN_TOLERANCE:
@@ -214,6 +245,21 @@ def _check_own_step(config: Train, steps: Steps, one: tf.distribute.Strategy) ->
             "divide the loss of a replica's examples by the global batch, or take its mean and "
             "divide it by tf.distribute.get_strategy().num_replicas_in_sync. compute_loss does so."
         )
+    expected, again, found = (steps.take(each, only_gradients=True) for each in (one, one, two))
+    tolerance = _TOLERANCE if config.precision == "float32" else _REDUCED_TOLERANCE
+    drawn = _compare(again, expected, steps.learning, tolerance)
+    differences = _compare(found, expected, steps.learning, tolerance)
+    others = [number for number, share in enumerate(differences) if share > tolerance]
+    if not others or steps.has_generators or max(drawn) > 0:
+        return ""
+    first = others[0]
+    return (
+        f"with {_REPLICAS} replicas, a step of {config.model} changes {steps.paths[first]} "
+        f"otherwise than with one, by {differences[first]:.2g} of its gradient or change. If that "
+        "is not meant: a loss or a penalty that is not divided by "
+        "tf.distribute.get_strategy().num_replicas_in_sync counts once for each replica, a "
+        "replica sees its own part of the batch, and a state is the mean of the replicas' states."
+    )
 
 
 def _compare(

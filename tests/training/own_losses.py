@@ -66,3 +66,22 @@ def binary(labels, outputs):
 
 def binary_of_logits(labels, outputs):
     return keras.losses.binary_crossentropy(labels, outputs, from_logits=True)
+
+
+class Focal(keras.losses.Loss):
+    """For whole numbers."""
+
+    def __init__(self, gamma=2.0, name="focal"):
+        super().__init__(name=name)
+        self.gamma = gamma
+
+    def call(self, y_true, y_pred):
+        return focal(y_true, y_pred, self.gamma)
+
+
+class OneHotFocal(Focal):
+    """For labels of to_categorical."""
+
+    def call(self, y_true, y_pred):
+        p = tf.clip_by_value(y_pred, 1e-7, 1 - 1e-7)
+        return -tf.reduce_sum(y_true * (1 - p) ** self.gamma * tf.math.log(p), axis=-1)

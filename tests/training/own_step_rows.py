@@ -40,6 +40,10 @@ ROWS = {
     "two optimizers": of_model("in_two_rates"),
     "train_step": of_model("Stepping"),
     "compute_loss": of_model("WithLoss"),
+    "first of the guide": of_model("FirstOfGuide"),
+    "embedding": of_model("embedded"),
+    "own one-hot loss": of_model("focal"),
+    "assigned weights": of_model("SharpnessAware"),
     "teacher": of_model("Distiller"),
     "accumulated by hand": of_model("Accumulating"),
     "GAN": of_model("gan", is_drawing=False),
@@ -80,6 +84,10 @@ FITTED = (
     "two optimizers",
     "train_step",
     "compute_loss",
+    "first of the guide",
+    "embedding",
+    "own one-hot loss",
+    "assigned weights",
     "teacher",
     "GAN",
     *OPTIMIZERS,
@@ -158,7 +166,7 @@ def compare_with_fit(name: str, loop: OwnStepLoop) -> dict[str, float]:
             )
         model.compile(optimizer, loss, metrics=["accuracy"])
     batches = make_batches(BATCH, np.float32)
-    if name == "one-hot labels":
+    if name in ("one-hot labels", "own one-hot loss"):
         batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, CLASSES)))
     history = model.fit(batches, epochs=1, verbose=0, shuffle=False).history
     sums = train(loop).sums

@@ -84,6 +84,8 @@ def train(name: str, classes: int, loss):
     [
         ("softmax", 3, "own_losses:focal", "focal"),
         ("softmax", 3, {"own_losses:focal": {"gamma": 1.0}}, "focal 1"),
+        ("softmax", 3, {"own_losses:Focal": {"gamma": 1.0}}, "focal 1"),
+        ("softmax", 3, {"own_losses:OneHotFocal": {"gamma": 1.0}}, "focal 1"),
         ("softmax", 3, "own_losses:cross_entropy", "cross_entropy"),
         ("logits", 3, "own_losses:of_logits", "of_logits"),
         ("softmax", 3, {FOCAL: {"gamma": 3.0, "label_smoothing": 0.1}}, "keras focal"),

@@ -7,6 +7,7 @@ The models are in `tests/own/acme_vision/own_steps.py`.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,10 @@ FITTED = (
         "two optimizers",
         "train_step",
         "compute_loss",
+        "first of the guide",
+        "embedding",
+        "own one-hot loss",
+        "assigned weights",
         "teacher",
         "GAN",
     ),
@@ -143,8 +148,20 @@ def test_a_step_that_would_go_wrong_is_refused_in_the_check(tmp_path, options, m
         of_step("contrastive_step"),
         of_step("guided_step", model="dense"),
         of_step("summing_step", workers=1, **SGD),
+        *(of_model(name, workers=2) for name in ("embedded", "FirstOfGuide", "focal")),
     ],
     ids=str,
 )
-def test_the_check_passes_a_step_that_trains(tmp_path, options):
+def test_the_check_passes_a_step_that_trains(tmp_path, options, caplog):
     check(tmp_path, {"global_batch_size": BATCH} | options)
+    assert "otherwise than with one" not in caplog.text
+
+
+@pytest.mark.models
+def test_a_term_that_counts_once_for_each_replica_is_told(tmp_path, caplog):
+    """Also where the optimizer hides it, and where the verdict is known."""
+    for _ in range(2):
+        caplog.clear()
+        check(tmp_path, of_model("Penalized", workers=2, global_batch_size=BATCH))
+        assert re.search("changes .*/kernel otherwise than with one, by 0.[0-9]+", caplog.text)
+        assert "counts once for each replica" in caplog.text

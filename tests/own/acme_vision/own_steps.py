@@ -106,6 +106,14 @@ class WithLoss(keras.Model):
         return plain + 1e-3 * tf.reduce_mean(tf.square(y_pred)) / _count_replicas()
 
 
+class Penalized(WithLoss):
+    """A penalty that is a mean and is not divided, so that each replica adds a whole one."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        plain = super().compute_loss(x, y, y_pred, sample_weight)
+        return plain + 0.1 * tf.reduce_mean(tf.square(y_pred))
+
+
 class Distiller(Stepping):
     """A student that learns from a frozen teacher, as in keras.io's example."""
 
@@ -131,6 +139,81 @@ class Distiller(Stepping):
         self.seen.update_state(loss * _count_replicas())
         self.hits.update_state(labels, outputs)
         return {each.name: each.result() for each in self.metrics}
+
+
+class PatchEncoder(layers.Layer):
+    """A table of positions, as in a vision transformer, of which each replica uses all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection, self.table = layers.Dense(8), layers.Embedding(16, 8)
+
+    def call(self, patches):
+        return self.projection(patches) + self.table(keras.ops.arange(16))
+
+
+def embedded(image_shape, num_classes):
+    images = keras.Input(image_shape)
+    patches = layers.Reshape((16, -1))(layers.Rescaling(1 / 255)(images))
+    x = layers.Flatten()(layers.LayerNormalization()(PatchEncoder()(patches)))
+    model = keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class FirstOfGuide(WithLoss):
+    """The first example of Keras's guide "Customizing what happens in fit"."""
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            outputs = self(images, training=True)
+            loss = self.compute_loss(y=labels, y_pred=outputs)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss * _count_replicas())
+            else:
+                metric.update_state(labels, outputs)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class SharpnessAware(Stepping):
+    """Moves the weights up the gradient, and back after a second gradient (Foret et al. 2021)."""
+
+    def train_step(self, data):
+        images, labels = data
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=labels, y_pred=self(images, training=True))
+        context = tf.distribute.get_replica_context()
+        first = context.all_reduce("sum", tape.gradient(loss, weights))
+        moves = [0.05 * each / (tf.linalg.global_norm(first) + 1e-12) for each in first]
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_add(move)
+        with tf.GradientTape() as tape:
+            second = self.compute_loss(y=labels, y_pred=self(images, training=True))
+        gradients = tape.gradient(second, weights)
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_sub(move)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.seen.update_state(loss * _count_replicas())
+        return {"loss": self.seen.result()}
+
+
+class OneHotFocal(keras.losses.Loss):
+    """A focal loss for labels of to_categorical."""
+
+    def call(self, y_true, y_pred):
+        inverse = tf.square(1 - y_pred)
+        return -tf.reduce_sum(inverse * y_true * tf.math.log(y_pred + 1e-7), axis=-1)
+
+
+def focal(image_shape, num_classes):
+    model = make_net(image_shape, num_classes, "softmax")
+    model.compile(keras.optimizers.SGD(0.1), OneHotFocal(), metrics=["accuracy"])
+    return model
 
 
 class Accumulating(Stepping):

@@ -6,13 +6,8 @@ import json
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-
 from pipeline_ops.cli.commands import doctor
-from pipeline_ops.training.device_check import compare_losses, describe_device
-
-LOSSES = np.array([2.3, 2.1, 1.9])
+from pipeline_ops.training.device_check import describe_device
 
 
 def check(kind):
@@ -21,15 +16,14 @@ def check(kind):
     return json.loads(done.stdout)
 
 
-def test_two_devices_add_and_train_as_one():
-    build, others, device, compiled, added, steps = found = check("cpu")
+def test_two_devices_add_as_one():
+    build, others, device, compiled, added = found = check("cpu")
     assert build["check"].startswith("TensorFlow 2.")
     assert others["check"] == "other processes on the GPUs"
     assert "CPU:0" in device["check"]
     assert compiled["check"] == "XLA"
     assert added["check"] == "a convolution and its sum over 2 devices"
-    assert steps["check"] == "10 steps on one device and on all"
-    assert [each["problem"] for each in found] == [""] * 6
+    assert [each["problem"] for each in found] == [""] * 5
 
 
 def test_a_gpu_without_machine_code_is_told():
@@ -38,16 +32,6 @@ def test_a_gpu_without_machine_code_is_told():
     assert found.check == "GPU:0: RTX 5090, compute capability 12.0"
     assert found.is_warning and "no machine code" in found.problem
     assert describe_device("GPU:1", details | {"compute_capability": (9, 0)}).problem == ""
-
-
-@pytest.mark.parametrize(
-    ("other", "problem"),
-    [(LOSSES * [1, 1, np.nan], "is not finite: [2.3, 2.1, nan]"), (LOSSES * 1.01, "and on all")],
-)
-def test_devices_that_compute_otherwise_are_told(other, problem):
-    found = compare_losses(LOSSES, other)
-    assert problem in found.problem and "train.devices_per_worker to 1" in found.cure
-    assert compare_losses(LOSSES, LOSSES * 1.0001).problem == ""
 
 
 def test_doctor_says_that_there_is_no_gpu(monkeypatch):

@@ -272,7 +272,7 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
     augmentation: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
-        for name in option.field_names:
+        for name in option.field_names[-1:]:  # the last member of a oneof counts
             change, path = option.message(name), option.path(name)
             option.mark_taken(name)
             is_new = not {"crops", "scale"} & augmentation.keys()

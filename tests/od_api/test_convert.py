@@ -203,6 +203,36 @@ def test_averaged_weights_are_used_only_where_the_api_evaluates_them(
     assert found.sections["train"]["optimizer"].get("average_weights") == wanted
 
 
+@pytest.mark.parametrize(
+    ("more", "rate", "momentum"),
+    [
+        ("", 0.3, 0.8),
+        ("momentum_optimizer { momentum_optimizer_value: 0.5 }", 0.3, 0.5),
+        ("momentum_optimizer { learning_rate { %s { learning_rate: 0.4 } } }", 0.4, 0.8),
+        (
+            "momentum_optimizer { learning_rate { manual_step_learning_rate { } %s { } } }",
+            2e-3,
+            0.8,
+        ),
+        ("adam_optimizer { } momentum_optimizer { }", 2e-3, 0.9),
+    ],
+)
+def test_blocks_of_one_message_are_merged_as_protobuf_does(tmp_path, more, rate, momentum):
+    """The last member of a oneof clears the earlier ones. Repeated messages stay apart."""
+    constant = "constant_learning_rate"
+    text = MINIMAL % (MOMENTUM % f"{constant} {{ learning_rate: 0.3 }}")
+    text += """train_config {
+        num_steps: 77 fine_tune_checkpoint: "x" optimizer { %s }
+        data_augmentation_options { random_vertical_flip { } random_horizontal_flip { } }
+        data_augmentation_options { random_adjust_contrast { } }
+    }"""
+    train = converted(tmp_path, text % more.replace("%s", constant)).sections["train"]
+    assert (train["global_batch_size"], train["steps"]) == (16, 77)
+    assert train["input"]["augment"] == {"flip_left_right": True, "contrast": 0.25}
+    optimizer = train["optimizer"]
+    assert (optimizer["learning_rate"], optimizer["momentum"]) == (rate, momentum)
+
+
 def test_the_gate_keeps_back_a_model_that_finds_nothing(tmp_path):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
     [rule] = converted(tmp_path, text).sections["evaluate"]["gate"]

@@ -247,7 +247,7 @@ class ConfigReader:
     def __init__(
         self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None
     ):
-        self._message, self._file, self._path, self._root = message, file, path, root or self
+        self._message, self._file, self._path, self.root = message, file, path, root or self
         if root is None:
             self._message = _merge_blocks(message)
             self._taken: set[str] = set()
@@ -256,13 +256,13 @@ class ConfigReader:
 
     def note(self, text: str) -> None:
         """Adds a note for the user on a converted field."""
-        if text not in self._root.notes:
-            self._root.notes.append(text)
+        if text not in self.root.notes:
+            self.root.notes.append(text)
 
     def note_loss(self, text: str) -> None:
         """Adds a note on something that the converted config does not do at all."""
-        if text not in self._root.losses:
-            self._root.losses.append(text)
+        if text not in self.root.losses:
+            self.root.losses.append(text)
 
     def has(self, name: str) -> bool:
         return any(field.name == name for field in self._message.fields)
@@ -304,7 +304,7 @@ class ConfigReader:
 
     def mark_taken(self, name: str) -> None:
         """Marks a field as taken, for example an empty message that counts by its presence."""
-        self._root._taken.update(path for path, _ in self._iterate_fields(name))
+        self.root._taken.update(path for path, _ in self._iterate_fields(name))
 
     def take(
         self, name: str, kind: type[_Kind], default: _Default, key: FieldInfo | None = None
@@ -352,7 +352,7 @@ class ConfigReader:
     def take_rest(self) -> list[LeafField]:
         """Takes all leaves of this message that were not taken, and returns them."""
         rest = self.list_unconverted()
-        self._root._taken.update(leaf.path for leaf in rest)
+        self.root._taken.update(leaf.path for leaf in rest)
         return rest
 
     @property
@@ -361,10 +361,10 @@ class ConfigReader:
 
     def list_unconverted(self) -> list[LeafField]:
         """Returns the leaves that were not taken."""
-        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self._root._taken]
+        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self.root._taken]
 
     def _make_inner(self, message: TextMessage, path: str) -> ConfigReader:
-        return ConfigReader(message, self._file, path, self._root)
+        return ConfigReader(message, self._file, path, self.root)
 
     def _iterate_fields(self, name: str | None = None) -> Iterator[tuple[str, Field]]:
         """Yields the fields of a name, or all of them, with their paths.

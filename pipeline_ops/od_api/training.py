@@ -14,6 +14,7 @@ from typing import Any
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
+from pipeline_ops.registry.weights import find_checkpoint_fault
 
 _OPTIMIZERS = {
     "momentum_optimizer": "sgd",
@@ -70,18 +71,15 @@ def _convert_checkpoint(
         return {}
     checkpoint = section.take("fine_tune_checkpoint", str, "")
     place = f"{section.path('fine_tune_checkpoint')}: '{checkpoint}'"
-    prefix = os.path.abspath(os.path.expanduser(checkpoint))
     network = model.message("feature_extractor").take("type", str, "")
     if backbone is None or not any(name in network for name in _EXACT_BACKBONES):
         problem = f"no backbone of ours is that of {network}"
-    elif not os.path.isfile(f"{prefix}.index"):
-        problem = f"there is no {checkpoint}.index"
-    else:
+    elif not (problem := find_checkpoint_fault(os.path.expanduser(checkpoint))):
         section.note_loss(
             f"{place} fills the backbone {backbone} (train.warm_start). The pyramid and the heads "
             "start from random weights, because ours are other networks"
         )
-        return {"warm_start": prefix}
+        return {"warm_start": os.path.abspath(os.path.expanduser(checkpoint))}
     section.note_loss(
         f"{place} is not used, so the training starts from random weights, because {problem}. Set "
         "train.warm_start to a checkpoint of the same backbone, or to a SavedModel or a weights "
@@ -231,12 +229,16 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
     warmup = inner.take("warmup_steps", int, 10_000, _COSINE["warmup_steps"])
     begin = inner.take("warmup_learning_rate", float, 2e-4, _NOT_NEGATIVE)
     hold = inner.take("hold_base_rate_steps", int, 0, _COSINE["hold_steps"])
-    if total <= warmup + hold:
-        raise ConfigError(
-            f"{inner.format_location('total_steps')} must be above warmup_steps (10000 by default) "
-            f"and hold_base_rate_steps together, {warmup + hold}, got {total}"
-        )
     schedule = {"type": "cosine", "warmup_steps": warmup, "decay_steps": total - warmup - hold}
+    if total <= warmup + hold:  # the rate is the whole one after the warm-up, until total_steps
+        num_steps = inner.root.message("train_config").take("num_steps", int, 0)
+        if total < warmup or not 0 < num_steps <= total:
+            raise ConfigError(
+                f"{inner.format_location('total_steps')} must be above warmup_steps (10000 by "
+                f"default) and hold_base_rate_steps together, {warmup + hold}, or the training "
+                f"(num_steps) must end by then and after the warm-up, got {total}"
+            )
+        schedule, hold = {"type": "constant", "warmup_steps": warmup}, 0
     if warmup:
         if begin > rate:
             raise ConfigError(

@@ -134,7 +134,20 @@ def test_a_checkpoint_that_is_there_fills_our_backbone(api_folder, monkeypatch):
         "the training starts from random weights, because there is no resnet50.ckpt-1.index"
         in " ".join(converted.losses)
     )
-    (api_folder / "resnet50.ckpt-1.index").touch()
+    index, data = (
+        api_folder / f"resnet50.ckpt-1.{end}" for end in ("index", "data-00000-of-00001")
+    )
+    index.touch()
+    for content, problem in (
+        (None, f"there is no {data.name}"),
+        (b"version https://git-lfs.github.com/spec/v1\n", f"{data.name} is a pointer of Git LFS"),
+    ):
+        if content:
+            data.write_bytes(content)
+        converted = convert(file)
+        assert "warm_start" not in converted.sections["train"]
+        assert f"because {problem}" in " ".join(converted.losses)
+    data.write_bytes(b"weights")
     converted = convert(file)
     assert converted.sections["train"]["warm_start"] == f"{api_folder}/resnet50.ckpt-1"
     [told] = [text for text in converted.losses if "fine_tune_checkpoint" in text]
@@ -571,7 +584,7 @@ def test_a_file_that_holds_no_records_is_named(api_folder, content):
             r":\d+:11: .*base should be greater",
         ),
         (("rate_base: 0.01", "rate_base: inf"), "base should be a finite number, got inf"),
-        (("total_steps: 30", "total_steps: 10"), r":\d+:36: .*total_steps must be above .* got 10"),
+        (("total_steps: 30", "total_steps: 9"), r":\d+:36: .*total_steps must be above .* got 9"),
         (
             ("warmup_learning_rate: 0.001", "warmup_learning_rate: 1"),
             "must be at most .*base, 0.01",

@@ -55,6 +55,13 @@ _NETWORK = re.compile(
 )
 """Details of a network that becomes another one."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
+_PATH = re.compile(r"(train|eval)_input_readers?\b.*\b(label_map_path|input_path)(\[\d+\])?")
+_WRONG_PATHS = {
+    "PATH_TO_BE_CONFIGURED": "PATH_TO_BE_CONFIGURED is a placeholder. Set the path.",
+    "://": "only records and label maps in local folders are converted. Copy or mount them, and "
+    "change the path.",
+}
+"""What is wrong with a path, by a part of it."""
 _VALIDATION_SHARE = 0.05
 """The validation share of the training records. The API monitors a training by the evaluation set,
 which is our test.
@@ -123,7 +130,10 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{file}:{line}: is not UTF-8: {error}. Save it as UTF-8.") from error
+    except OSError as error:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     source, split = _read_records(config)
@@ -180,34 +190,35 @@ def _format_comments(items: Sequence[str]) -> list[str]:
 
 def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float]]:
     """Converts the readers to the sections `source` and `split`."""
-    if not config.has("train_input_reader"):
-        raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
+    place = config.format_location("train_input_reader")
     train_reader = config.message("train_input_reader")
     test_readers = [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")]
+    _check_paths(config)
     train = _read_paths(train_reader)
     if not train:
         raise ConfigError(
-            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing. "
-            "Set it. Other readers have no counterpart."
+            f"{place}: there is no tf_record_input_reader.input_path. Set it. Other readers have "
+            "no counterpart."
         )
     test = [path for reader in test_readers for path in _read_paths(reader)]
     if both := sorted(_find_files(train) & _find_files(test)) or sorted({*train} & {*test}):
         raise ConfigError(
-            f"pipeline.config: train_input_reader and eval_input_reader both read {both[0]}, so "
-            "the model would be evaluated on its training examples. Give eval_input_reader other "
-            "records."
+            f"{place} and eval_input_reader both read {both[0]}, so the model would be evaluated "
+            "on its training examples. Give eval_input_reader other records."
         )
+    if missing := [path for path in (*train, *test) if not glob.glob(path)]:
+        config.note(f"There is no {' and no '.join(missing)} yet. The run needs these records.")
     train_reader.take_equal("shuffle", True)
     for reader in test_readers:
         reader.take_equal("shuffle", False)
     label_maps = _read_label_maps([train_reader, *test_readers])
-    folder = _find_common_folder([*train, *test, *label_maps])
+    folder = _find_common_folder([*train, *test, *label_maps], place)
     parts = [{"files": os.path.relpath(path, folder)} for path in train]
     parts += [{"files": os.path.relpath(path, folder), "split": "test"} for path in test]
     source = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
-        source["class_names"] = _read_class_names(path)
+        source["class_names"] = _read_class_names(path, train_reader)
     files = sorted(_find_files(train))
     num_examples = sum(map(_count_records, files))
     if files and not num_examples:
@@ -215,11 +226,20 @@ def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float
     return source, _choose_split(config, bool(test), num_examples)
 
 
+def _check_paths(config: ConfigReader) -> None:
+    """Raises ConfigError with all paths that are not those of files in local folders."""
+    paths = [leaf for leaf in config.iterate_leaves() if _PATH.fullmatch(leaf.path)]
+    for mark, problem in _WRONG_PATHS.items():
+        if found := [leaf for leaf in paths if mark in str(leaf.value)]:
+            places = ", ".join(f"{leaf} (line {leaf.line})" for leaf in found)
+            raise ConfigError(f"{config.file}:{found[0].line}: {places}: {problem}")
+
+
 def _find_files(patterns: Iterable[str]) -> set[str]:
     return {os.path.realpath(file) for pattern in patterns for file in glob.glob(pattern)}
 
 
-def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
+def _read_label_maps(readers: Sequence[ConfigReader]) -> list[str]:
     """Returns the absolute path of the readers' label map, or nothing if they have none."""
     paths = [reader.take("label_map_path", str, "") for reader in readers]
     label_maps = [path for path in dict.fromkeys(paths) if path]
@@ -230,8 +250,8 @@ def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
             are_equal = False
         if not are_equal:
             raise ConfigError(
-                f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}),"
-                " and a data set has only one. Merge the label maps."
+                f"{readers[0].format_location('label_map_path')}: the readers have different label "
+                f"maps ({', '.join(label_maps)}), and a data set has only one. Merge them."
             )
     return [_to_absolute(path) for path in label_maps[:1]]
 
@@ -320,18 +340,11 @@ def _read_paths(reader: ConfigReader) -> list[str]:
 
 def _to_absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
-    if "PATH_TO_BE_CONFIGURED" in path:
-        raise ConfigError(f"pipeline.config: {path} is a placeholder. Set the path.")
-    if "://" in path:
-        raise ConfigError(
-            f"pipeline.config: {path}: only records and label maps in local folders are converted. "
-            "Copy or mount them, and change the path."
-        )
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _find_common_folder(paths: Sequence[str]) -> str:
-    """Returns the common folder of the paths.
+def _find_common_folder(paths: Sequence[str], place: str) -> str:
+    """Returns the common folder of the paths. `place` begins the message of an error.
 
     Everything below it is in the fingerprint, so the root and the home folder are rejected.
     """
@@ -341,19 +354,19 @@ def _find_common_folder(paths: Sequence[str]) -> str:
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
         missing = next((f"There is no {path}. " for path in paths if not glob.glob(path)), "")
         raise ConfigError(
-            f"pipeline.config: {missing}Records and label map have no folder in common but "
+            f"{place}: {missing}Records and label map have no folder in common but "
             f"{folder}. Correct the paths, or link the files into one folder: {', '.join(paths)}"
         )
     return folder
 
 
-def _read_class_names(path: str) -> list[str]:
+def _read_class_names(path: str, reader: ConfigReader) -> list[str]:
     """Returns the class names, in the order of the label map's numbers."""
     try:
         names = parse_label_map(Path(path).read_bytes(), path).names
     except OSError as error:
         raise ConfigError(
-            f"pipeline.config: label_map_path: cannot read {path}: {error.strerror}. "
+            f"{reader.format_location('label_map_path')}: cannot read {path}: {error.strerror}. "
             "Correct the path."
         ) from error
     return list(dict.fromkeys(names[number] for number in sorted(names)))

@@ -247,7 +247,7 @@ class ConfigReader:
     def __init__(
         self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None
     ):
-        self._message, self._file, self._path, self.root = message, file, path, root or self
+        self._message, self.file, self._path, self.root = message, file, path, root or self
         if root is None:
             self._message = _merge_blocks(message)
             self._taken: set[str] = set()
@@ -273,7 +273,7 @@ class ConfigReader:
     def format_location(self, name: str) -> str:
         """Returns the file, line, column and path of a field, without line and column if absent."""
         found = (field for field in reversed(self._message.fields) if field.name == name)
-        place = next((f"{self._file}:{field.line}:{field.column}" for field in found), self._file)
+        place = next((f"{self.file}:{field.line}:{field.column}" for field in found), self.file)
         return f"{place}: {self.path(name)}"
 
     def message(self, names: str) -> ConfigReader:
@@ -364,7 +364,7 @@ class ConfigReader:
         return [leaf for leaf in self.iterate_leaves() if leaf.path not in self.root._taken]
 
     def _make_inner(self, message: TextMessage, path: str) -> ConfigReader:
-        return ConfigReader(message, self._file, path, self.root)
+        return ConfigReader(message, self.file, path, self.root)
 
     def _iterate_fields(self, name: str | None = None) -> Iterator[tuple[str, Field]]:
         """Yields the fields of a name, or all of them, with their paths.
@@ -386,6 +386,6 @@ class ConfigReader:
         if isinstance(value, kind) and (kind is str or type(value) is kind):
             return value
         raise ConfigError(
-            f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
+            f"{self.file}:{field.line}:{field.column}: {self.path(field.name)} must be "
             f"{_KIND_NAMES[kind]}, got {field.value!r}"
         )

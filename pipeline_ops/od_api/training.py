@@ -30,6 +30,8 @@ _ADVICE = {
 }
 """What may replace a random change of the API that we do not have, by a part of its name."""
 _DEFAULT_RATE = 0.002
+_FLIPPED = 0.5
+"""The share of the images that our random flips turn."""
 _TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
 _EXPONENTIAL, _COSINE = Exponential.model_fields, Cosine.model_fields
 _NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
@@ -281,8 +283,11 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
             match name:
                 case "random_horizontal_flip" | "random_vertical_flip":
                     axis = "left_right" if "horizontal" in name else "top_bottom"
-                    augmentation[f"flip_{axis}"] = True
-                    change.take_equal("probability", 0.5)
+                    if share := change.take("probability", float, _FLIPPED):
+                        augmentation[f"flip_{axis}"] = True
+                    if share not in (0.0, _FLIPPED):
+                        place = change.path("probability")
+                        change.note_loss(f"{place}: {share:g}, and {_FLIPPED} here")
                 case "random_adjust_brightness":
                     augmentation["brightness"] = min(
                         1.0, change.take("max_delta", float, 0.2, _NOT_NEGATIVE)
@@ -492,7 +497,13 @@ def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
 def compare_num_classes(model: ConfigReader, class_names: list[str] | None) -> None:
     """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
-    if count is not None and class_names is not None and count != len(class_names):
+    if class_names is None:
+        model.note(
+            "There is no label_map_path. The classes are those that the records name in "
+            f"image/object/class/text, in the order of the alphabet, and not num_classes ({count}) "
+            "of the model. Records with class numbers only need a label map."
+        )
+    elif count is not None and count != len(class_names):
         model.note(
             f"{model.path('num_classes')} is {count}, and the label map has {len(class_names)} "
             "classes. Our model has the classes of the label map."

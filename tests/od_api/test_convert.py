@@ -301,7 +301,7 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
     found = converted(tmp_path, text).list_differences()
     assert [(title.split()[0], len(items)) for title, items in found.items()] == [
         ("Not", 1),
-        ("Settings", 2),
+        ("Settings", 4),
         ("Details", 1),
         ("Fields", 3),
     ]
@@ -343,6 +343,7 @@ def test_a_split_of_a_small_set_is_not_empty(tmp_path, num_examples, has_test, s
     [
         ("random_horizontal_flip { }", {"flip_left_right": True}),
         ("random_vertical_flip { keypoint_flip_permutation: 1 }", {"flip_top_bottom": True}),
+        ("random_horizontal_flip { probability: 0.0 }", None),
         ("random_image_scale { min_scale_ratio: 0.8 max_scale_ratio: 1.2 }", None),
         ("random_adjust_brightness { max_delta: 0.3 }", {"brightness": 0.3}),
         ("random_adjust_contrast { }", {"contrast": 0.25}),
@@ -360,7 +361,15 @@ def test_random_changes(tmp_path, option, wanted):
         "random_vertical_flip { keypoint_flip_permutation: 1 }": ["keypoint_flip_permutation"],
     }.get(option, [])
     name = option.partition(" ")[0]
-    assert [f".{name} {{" in loss for loss in found.losses] == ([] if wanted else [True])
+    is_lost = not wanted and "flip" not in name
+    assert [f".{name} {{" in loss for loss in found.losses] == [True] * is_lost
+
+
+def test_a_flip_of_another_share_is_told_with_both(tmp_path):
+    option = "data_augmentation_options { random_horizontal_flip { probability: 0.3 } } num_steps"
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("num_steps", option)
+    [loss] = converted(tmp_path, text).losses
+    assert loss.endswith("random_horizontal_flip.probability: 0.3, and 0.5 here")
 
 
 @pytest.mark.parametrize(
@@ -479,7 +488,10 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
             ('"data/train.record"', '"gs://bucket/train.record"'),
             "in local folders are converted. Copy or mount them",
         ),
-        (("train_input_reader", "some_reader"), "there is no train_input_reader"),
+        (
+            ("train_input_reader", "some_reader"),
+            "pipeline.config: train_input_reader: there is no tf_record_input_reader.input_path",
+        ),
         (('"data/train.record"', '"/train.record"'), "no /train.record. .*folder in common but /."),
         (('"data/eval.record"', '"data/train.record"'), "both read .*/data/train.record, so the"),
         (
@@ -519,6 +531,40 @@ def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):
     assert change[0] in text
     with pytest.raises(ConfigError, match=problem):
         converted(tmp_path, text.replace(*change))
+
+
+def test_all_placeholders_are_named_at_once_with_their_lines(tmp_path):
+    text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
+    text = re.sub(r'"data/\w+.record"', '"PATH_TO_BE_CONFIGURED"', text).replace(
+        "_reader { tf", '_reader { label_map_path: "PATH_TO_BE_CONFIGURED/labels.pbtxt"\n tf'
+    )
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, text)
+    assert re.findall(r"(\w+)\.(?:\w+\.)?(\w+): '[^']+' \(line (\d)\)", str(error.value)) == [
+        ("train_input_reader", "label_map_path", "5"),
+        ("train_input_reader", "input_path", "6"),
+        ("eval_input_reader", "label_map_path", "7"),
+        ("eval_input_reader", "input_path", "8"),
+    ]
+
+
+def test_a_file_that_is_not_utf_8_is_to_be_saved_as_such(tmp_path):
+    file = tmp_path / "mine.config"
+    file.write_bytes(b"\n# f\xfcr uns")
+    with pytest.raises(ConfigError, match=r"mine.config:2: is not UTF-8: .*Save it as UTF-8"):
+        convert(file)
+
+
+def test_records_and_classes_that_are_not_there_yet_are_told(api_folder):
+    file = api_folder / "pipeline.config"
+    assert not any("There is no" in note for note in convert(file).notes)
+    text = file.read_text().replace(f'label_map_path: "{api_folder}/labels.pbtxt"', "")
+    file.write_text(text)
+    (api_folder / "eval.record").unlink()
+    said = " ".join(convert(file).notes)
+    assert f"There is no {api_folder}/eval.record yet." in said
+    assert "There is no label_map_path. The classes are those that the records name" in said
+    assert "not num_classes (10) of the model" in said
 
 
 @pytest.mark.parametrize(

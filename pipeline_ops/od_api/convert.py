@@ -62,10 +62,6 @@ _WRONG_PATHS = {
     "change the path.",
 }
 """What is wrong with a path, by a part of it."""
-_VALIDATION_SHARE = 0.05
-"""The validation share of the training records. The API monitors a training by the evaluation set,
-which is our test.
-"""
 _MIN_EXAMPLES = 5
 """The number of examples that a split of a small set gets on average, so that it is not empty."""
 _DEFAULT_SIZE = 640
@@ -258,14 +254,13 @@ def _read_label_maps(readers: Sequence[ConfigReader]) -> list[str]:
 
 def _choose_split(config: ConfigReader, has_test: bool, num_examples: int) -> dict[str, float]:
     """Chooses the shares of the splits. `num_examples` is 0 if no file of records is here."""
-    least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     if has_test:
-        share = round(min(0.5, max(_VALIDATION_SHARE, least)), 2)
         config.note(
-            f"{share:.0%} of the training records become the validation split. "
-            "The evaluation set becomes the test split."
+            "The evaluation set becomes the test split. All training records train, because "
+            "nothing uses a validation split (train.best_checkpoint: null)."
         )
-        return {"train": round(1 - share, 2), "validation": share, "test": 0}
+        return {"train": 1, "validation": 0, "test": 0}
+    least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     share = round(min(0.3, max(0.1, least)), 2)
     config.note(
         f"There is no evaluation set. {share:.0%} of the training records become the validation "

@@ -39,7 +39,7 @@ preprocess:
     parts: [{{files: train.record-*}}, {{files: eval.record, split: test}}]
     label_map: labels.pbtxt
   stages: [decode, clip_boxes, resize: {{height: 128, width: 128}}]
-  split: {{train: 0.95, validation: 0.05, test: 0}}
+  split: {{train: 1, validation: 0, test: 0}}
 train:
   model: center_detector
   model_parameters: {{width: 32}}
@@ -314,12 +314,11 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
 @pytest.mark.parametrize(
     ("num_examples", "has_test", "split"),
     [
-        (1000, True, {"train": 0.95, "validation": 0.05, "test": 0}),
-        (20, True, {"train": 0.75, "validation": 0.25, "test": 0}),
-        (9, True, {"train": 0.5, "validation": 0.5, "test": 0}),
+        (1000, True, {"train": 1, "validation": 0, "test": 0}),
+        (9, True, {"train": 1, "validation": 0, "test": 0}),
         (1000, False, {"train": 0.8, "validation": 0.1, "test": 0.1}),
         (25, False, {"train": 0.6, "validation": 0.2, "test": 0.2}),
-        (0, True, {"train": 0.95, "validation": 0.05, "test": 0}),
+        (0, True, {"train": 1, "validation": 0, "test": 0}),
     ],
 )
 def test_a_split_of_a_small_set_is_not_empty(tmp_path, num_examples, has_test, split):
@@ -577,9 +576,10 @@ def test_records_and_classes_that_are_not_there_yet_are_told(api_folder):
     ],
 )
 def test_sharded_records_are_counted_under_all_their_names(api_folder, train):
-    (api_folder / "pipeline.config").write_text(with_paths(SSD, api_folder, train))
+    text = with_paths(SSD, api_folder, train).partition("eval_config")[0]
+    (api_folder / "pipeline.config").write_text(text)
     split = convert(api_folder / "pipeline.config").sections["preprocess"]["split"]
-    assert split == {"train": 0.86, "validation": 0.14, "test": 0}  # about 5 of 36
+    assert split == {"train": 0.72, "validation": 0.14, "test": 0.14}  # about 5 of 36
 
 
 def test_record_files_without_records_are_named(api_folder):
@@ -706,15 +706,16 @@ def test_what_was_imported_is_trained(api_folder, tmp_path, kind):
     file.write_text(
         file.read_text().replace("  ssd {", f"  {kind} {{").replace("use_bfloat16: true", "")
     )
+    with (api_folder / "labels.pbtxt").open("a") as labels:
+        labels.write("item { id: 11 name: 'cow' }")
     out = Path(tmp_path / "configs" / "imported.yaml")
     assert main(["import-od-api", str(file), "--output", str(out)]) == 0
     made = run_jobs(out, tmp_path)
     data = DatasetFigures.model_validate(read_manifest(made["preprocess"]).figures)
-    assert (
-        data.num_examples["train"] + data.num_examples["validation"] == 36
-        and data.num_examples["test"] == 6
-    )
-    assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
+    assert data.num_examples == {"train": 36, "validation": 0, "test": 6}
+    assert data.class_names == [*(f"digit_{digit}" for digit in range(10)), "cow"]
+    assert data.num_rejected == 0
+    assert any(text.startswith("No training example of cow, so") for text in data.warnings)
     epochs = read_manifest(made["train"]).figures["history"]
     assert epochs[-1]["step"] == 8 and all(
         math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs

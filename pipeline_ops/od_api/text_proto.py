@@ -33,8 +33,9 @@ _KIND_NAMES: dict[type, str] = {
     bool: "true or false",
 }
 _MAX_DEPTH = 100
-_ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.?)")
-_ESCAPES = {*"abfnrtvxuU01234567\\'\"?"}
+_ESCAPE = re.compile(r"\\.")
+_STRING = re.compile(r"""(["'])([^\\]|\\(?![4-7][0-7]{2})[abfnrtvxuU0-7\\'"?])*\1""")
+"""Protobuf warns of other escapes, or fails, and does not know the question mark's."""
 _PART_OF_EXTENSION = re.compile(r"[\w./-]+")
 _QUOTES = ("'", '"')
 _REPEATED = frozenset(
@@ -159,13 +160,14 @@ class _Parser:
         """Parses adjacent strings. Escapes of single bytes may together form a character."""
         text = b""
         while (token := self._tokens.token).startswith(_QUOTES):
-            if len(token) < 2 or token[-1] != token[0]:
-                raise self._make_error("a string that does not end in its line")
-            try:
-                text += CUnescape(_ESCAPE.sub(_check_escape, token[1:-1]))
-            except ValueError as error:
-                raise self._make_error(f"{token} has a wrong escape: {error}") from None
-            self._tokens.NextToken()
+            with contextlib.suppress(ValueError):
+                if _STRING.fullmatch(token):
+                    text += CUnescape(
+                        _ESCAPE.sub(lambda each: "?" if each[0] == r"\?" else each[0], token[1:-1])
+                    )
+                    self._tokens.NextToken()
+                    continue
+            raise self._make_error(f"{token} does not end in its line, or has a wrong escape")
         return text.decode("utf-8", "surrogateescape")
 
     def _locate(self) -> tuple[int, int]:
@@ -179,13 +181,6 @@ class _Parser:
     def _make_error(self, problem: str) -> ConfigError:
         line, column = self._locate()
         return ConfigError(f"{self._name}:{line}:{column}: {problem}")
-
-
-def _check_escape(escape: re.Match[str]) -> str:
-    r"""Raises ValueError where protobuf only warns. It does not know `\?`."""
-    if escape[1] not in _ESCAPES:
-        raise ValueError(f"{escape[0]!r} is not a character")
-    return "?" if escape[1] == "?" else escape[0]
 
 
 def _merge_blocks(message: TextMessage, name: str = "") -> TextMessage:

@@ -92,7 +92,8 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
         quarantine.check_rejects(rejected, source, decision, config.rejects, job)
         explain_empty = partial(explain_from_shards, decision.by_split, rejected, summaries)
         labels, names = summary.count_labels(summaries), source.class_names
-        check_labels(labels, names, str(source.folder), source.task, explain_empty)
+        place, splits = str(source.folder), config.split.required
+        check_labels(labels, names, place, source.task, explain_empty, splits=splits)
         describe.check_comparison(comparison, config, job.request.config_file)
     entries = generations.build_index_entries(delta, built, decision.quarantined, hashes)
     dataset.write_index(draft.folder / dataset.INDEX, entries)

@@ -24,6 +24,7 @@ from beam_jobs.sources import SourceData
 from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
 from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.artifacts.remarks import describe_unlearned
 from pipeline_ops.config.model_data_rules import check_shards, check_train_split, find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
@@ -37,15 +38,22 @@ _KEEP_BOXES = ("decode", "resize", "equalize", "encode")
 """Stages that keep all boxes of an image."""
 
 
-def validate_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> None:
-    """Raises DataError if a split or a class has no example left after the stages."""
+def validate_plan(
+    config: Preprocess, source: SourceData, decision: CollectionDecision
+) -> list[str]:
+    """Raises DataError if a split has no example left after the stages, or too few classes have.
+
+    Returns remarks on classes without examples.
+    """
     labels, crowds = (
         {split: _map_counts(source, each) for split, each in count(decision.by_split).items()}
         for count in (plan.count_planned_labels, plan.count_planned_crowds)
     )
     explain = partial(explain_from_plan, source.found.records, decision.by_split, config.split)
     names, place = source.class_names, str(source.folder)
-    plan.check_labels(labels, names, place, source.task, explain, crowds=crowds)
+    splits = config.split.required
+    plan.check_labels(labels, names, place, source.task, explain, crowds=crowds, splits=splits)
+    return describe_unlearned(labels, names)
 
 
 def validate_size(

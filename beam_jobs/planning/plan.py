@@ -197,11 +197,13 @@ def check_labels(
     explain_empty: Callable[[str], str],
     cure: str = _CURE,
     crowds: Mapping[str, Mapping[str, int]] | None = None,
+    splits: Sequence[str] = SPLITS,
 ) -> None:
     """Checks that there are enough examples to train, validate and test a model.
 
     `labels` counts examples, or boxes without crowds, by split and class, and `crowds` the crowds.
     `explain_empty` is for a split's name, and `cure` for a class that only the other splits have.
+    `splits` must have examples.
     """
     crowds = crowds or {}
     num_crowds = sum(sum(each.values()) for each in crowds.values())
@@ -215,13 +217,14 @@ def check_labels(
         fault = f"{source}: a classifier needs two classes or more, found {found}"
         cure = "Put the images of each class into a folder with the name of the class."
         raise DataError(fault, cure)
-    if missing := [name for name in class_names if not labels["train"].get(name)]:
+    missing = [name for name in class_names if not labels["train"].get(name)]
+    if len(class_names) - len(missing) < (1 if task == "detection" else 2):
         name = missing[0]
         number = crowds.get("train", {}).get(name)
         what = f" of {name} in train"
         why = explain_crowds(number, what) if number else _explain(name, labels, cure)
         raise DataError(f"{source}: no training example of {', '.join(missing)}: {why}")
-    for split in SPLITS:
+    for split in splits:
         if not sum(labels[split].values()):
             number = sum(crowds.get(split, {}).values())
             why = explain_crowds(number) if number else explain_empty(split)

@@ -149,6 +149,7 @@ def add_remarks(
         for split, each in statistics.splits.items()
     }
     found = describe_imbalance(figures.labels)
+    found += remarks.describe_unlearned(figures.labels, figures.class_names)
     found += remarks.describe_counts(figures.labels, boxes)
     found += remarks.describe_most_boxes("An image", figures.most_boxes_to_answer)
     return figures.model_copy(update={"warnings": [f"{sentence}." for sentence in found]})

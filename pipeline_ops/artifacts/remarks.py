@@ -41,6 +41,22 @@ def describe_counts(labels: Mapping[str, Mapping[str, int]], boxes: Mapping[str,
     return sentences
 
 
+def describe_unlearned(
+    labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str]
+) -> list[str]:
+    """Names the classes without a training example. `labels` are as for `describe_counts`."""
+    missing = [name for name in class_names if not labels["train"].get(name)]
+    if not missing:
+        return []
+    named, number = ", ".join(missing[:_MAX_NAMED]), len(missing)
+    more = f" and {number - _MAX_NAMED} more classes" if number > _MAX_NAMED else ""
+    tested = sum(labels["test"].get(name, 0) for name in missing)
+    return [
+        f"No training example of {named}{more}, so the model never learns to find "
+        f"{'it' if number == 1 else 'them'}" + f", and misses the {tested:,} in test" * bool(tested)
+    ]
+
+
 def describe_doubles(doubles: Mapping[str, int], boxes: Mapping[str, int]) -> list[str]:
     """`doubles` are boxes by split that nearly equal another one of their class and image."""
     if not sum(doubles.values()):

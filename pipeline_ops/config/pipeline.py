@@ -104,6 +104,7 @@ class PipelineConfig(Section):
                 "train.class_weights",
                 "needs a data set that has them. Set preprocess.balance: by_class.",
             )
+        self._validate_use_of_validation()
         names = ["loss", *self.train.step_metric_names]
         if doubles := [name for name in names if names.count(name) > 1]:
             raise FieldError(
@@ -152,6 +153,16 @@ class PipelineConfig(Section):
                 "got only one of them",
             )
         return self
+
+    def _validate_use_of_validation(self) -> None:
+        sections = ("early_stopping", "reduce_learning_rate", "best_checkpoint")
+        used = [f"train.{name}" for name in sections if getattr(self.train, name)]
+        used += ["search"] if self.search else []
+        if used and not self.preprocess.split.validation:
+            raise FieldError(
+                "preprocess.split.validation",
+                f"is 0, and {used[0]} needs the validation split. Raise it, or set {used[0]}: null",
+            )
 
     def _validate_engine(self) -> None:
         """Rejects places that the workers of an engine cannot reach."""

@@ -15,7 +15,7 @@ from pipeline_ops.config.fields import (
     operational_field,
     per_run_field,
 )
-from pipeline_ops.config.sources import CatalogueOrUserSource, select_source_tag
+from pipeline_ops.config.sources import CatalogueOrUserSource, SplitName, select_source_tag
 
 
 class StageConfig(Section):
@@ -56,8 +56,10 @@ class Split(Section):
     that the source gives to a record takes precedence over all of this.
     """
 
-    train: float = Field(gt=0, lt=1)
-    validation: float = Field(gt=0, lt=1)
+    train: float = Field(gt=0, le=1)
+    validation: float = Field(ge=0, lt=1)
+    """Share of the validation split. 0 if nothing uses its figures, as with
+    `train.best_checkpoint: null`."""
     test: float = Field(ge=0, lt=1)
     """Share of the test split. 0 if the source itself says which examples are for the test."""
     seed: int = 0
@@ -90,6 +92,11 @@ class Split(Section):
                 f"such as '^(patient[0-9]+)_', got {self.group_regex!r}{problem}"
             )
         return self
+
+    @property
+    def required(self) -> list[SplitName]:
+        """The splits that must have examples."""
+        return ["train", "validation", "test"] if self.validation else ["train", "test"]
 
     @model_validator(mode="after")
     def _validate_sum(self) -> Split:

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,8 +242,9 @@ def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckReq
     weights: list[list[Any]] = []
     if training.weights:
         path = Path(training.weights)
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        stats = [(str(file), file.stat()) for file in files]
+        # A checkpoint is named by the beginning of the names of its files.
+        found = path.rglob("*") if path.is_dir() else path.parent.glob(f"{escape(path.name)}*")
+        stats = [(str(file), file.stat()) for file in sorted(found)]
         weights = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return compute_digest(
         {"code": code, "versions": versions, "config": chosen, "data": facts, "weights": weights}

@@ -55,10 +55,13 @@ _NETWORK = re.compile(
 )
 """Details of a network that becomes another one."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
-_VALIDATION_SHARE = 0.05
-"""The validation share of the training records. The API monitors a training by the evaluation set,
-which is our test.
-"""
+_PATH = re.compile(r"(train|eval)_input_readers?\b.*\b(label_map_path|input_path)(\[\d+\])?")
+_WRONG_PATHS = {
+    "PATH_TO_BE_CONFIGURED": "PATH_TO_BE_CONFIGURED is a placeholder. Set the path.",
+    "://": "only records and label maps in local folders are converted. Copy or mount them, and "
+    "change the path.",
+}
+"""What is wrong with a path, by a part of it."""
 _MIN_EXAMPLES = 5
 """The number of examples that a split of a small set gets on average, so that it is not empty."""
 _DEFAULT_SIZE = 640
@@ -123,7 +126,10 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{file}:{line}: is not UTF-8: {error}. Save it as UTF-8.") from error
+    except OSError as error:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     source, split = _read_records(config)
@@ -180,34 +186,35 @@ def _format_comments(items: Sequence[str]) -> list[str]:
 
 def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float]]:
     """Converts the readers to the sections `source` and `split`."""
-    if not config.has("train_input_reader"):
-        raise ConfigError("pipeline.config: there is no train_input_reader. Add one.")
+    place = config.format_location("train_input_reader")
     train_reader = config.message("train_input_reader")
     test_readers = [*config.messages("eval_input_reader"), *config.messages("eval_input_readers")]
+    _check_paths(config)
     train = _read_paths(train_reader)
     if not train:
         raise ConfigError(
-            "pipeline.config: train_input_reader.tf_record_input_reader.input_path is missing. "
-            "Set it. Other readers have no counterpart."
+            f"{place}: there is no tf_record_input_reader.input_path. Set it. Other readers have "
+            "no counterpart."
         )
     test = [path for reader in test_readers for path in _read_paths(reader)]
     if both := sorted(_find_files(train) & _find_files(test)) or sorted({*train} & {*test}):
         raise ConfigError(
-            f"pipeline.config: train_input_reader and eval_input_reader both read {both[0]}, so "
-            "the model would be evaluated on its training examples. Give eval_input_reader other "
-            "records."
+            f"{place} and eval_input_reader both read {both[0]}, so the model would be evaluated "
+            "on its training examples. Give eval_input_reader other records."
         )
+    if missing := [path for path in (*train, *test) if not glob.glob(path)]:
+        config.note(f"There is no {' and no '.join(missing)} yet. The run needs these records.")
     train_reader.take_equal("shuffle", True)
     for reader in test_readers:
         reader.take_equal("shuffle", False)
     label_maps = _read_label_maps([train_reader, *test_readers])
-    folder = _find_common_folder([*train, *test, *label_maps])
+    folder = _find_common_folder([*train, *test, *label_maps], place)
     parts = [{"files": os.path.relpath(path, folder)} for path in train]
     parts += [{"files": os.path.relpath(path, folder), "split": "test"} for path in test]
     source = {"type": "tfrecord", "path": folder, "task": "detection", "parts": parts}
     for path in label_maps:
         source["label_map"] = os.path.relpath(path, folder)
-        label_map = _read_label_map(path)
+        label_map = _read_label_map(path, train_reader)
         names = label_map.without_background().names
         source["class_names"] = list(dict.fromkeys(names[number] for number in sorted(names)))
         if len(names) < len(label_map.names):
@@ -222,11 +229,20 @@ def _read_records(config: ConfigReader) -> tuple[dict[str, Any], dict[str, float
     return source, _choose_split(config, bool(test), num_examples)
 
 
+def _check_paths(config: ConfigReader) -> None:
+    """Raises ConfigError with all paths that are not those of files in local folders."""
+    paths = [leaf for leaf in config.iterate_leaves() if _PATH.fullmatch(leaf.path)]
+    for mark, problem in _WRONG_PATHS.items():
+        if found := [leaf for leaf in paths if mark in str(leaf.value)]:
+            places = ", ".join(f"{leaf} (line {leaf.line})" for leaf in found)
+            raise ConfigError(f"{config.file}:{found[0].line}: {places}: {problem}")
+
+
 def _find_files(patterns: Iterable[str]) -> set[str]:
     return {os.path.realpath(file) for pattern in patterns for file in glob.glob(pattern)}
 
 
-def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
+def _read_label_maps(readers: Sequence[ConfigReader]) -> list[str]:
     """Returns the absolute path of the readers' label map, or nothing if they have none."""
     paths = [reader.take("label_map_path", str, "") for reader in readers]
     label_maps = [path for path in dict.fromkeys(paths) if path]
@@ -237,22 +253,21 @@ def _read_label_maps(readers: Iterable[ConfigReader]) -> list[str]:
             are_equal = False
         if not are_equal:
             raise ConfigError(
-                f"pipeline.config: the readers have different label maps ({', '.join(label_maps)}),"
-                " and a data set has only one. Merge the label maps."
+                f"{readers[0].format_location('label_map_path')}: the readers have different label "
+                f"maps ({', '.join(label_maps)}), and a data set has only one. Merge them."
             )
     return [_to_absolute(path) for path in label_maps[:1]]
 
 
 def _choose_split(config: ConfigReader, has_test: bool, num_examples: int) -> dict[str, float]:
     """Chooses the shares of the splits. `num_examples` is 0 if no file of records is here."""
-    least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     if has_test:
-        share = round(min(0.5, max(_VALIDATION_SHARE, least)), 2)
         config.note(
-            f"{share:.0%} of the training records become the validation split. "
-            "The evaluation set becomes the test split."
+            "The evaluation set becomes the test split. All training records train, because "
+            "nothing uses a validation split (train.best_checkpoint: null)."
         )
-        return {"train": round(1 - share, 2), "validation": share, "test": 0}
+        return {"train": 1, "validation": 0, "test": 0}
+    least = _MIN_EXAMPLES / num_examples if num_examples else 0.0
     share = round(min(0.3, max(0.1, least)), 2)
     config.note(
         f"There is no evaluation set. {share:.0%} of the training records become the validation "
@@ -327,18 +342,11 @@ def _read_paths(reader: ConfigReader) -> list[str]:
 
 def _to_absolute(path: str) -> str:
     """Returns an absolute path. Relative paths start in the working directory, as with the API."""
-    if "PATH_TO_BE_CONFIGURED" in path:
-        raise ConfigError(f"pipeline.config: {path} is a placeholder. Set the path.")
-    if "://" in path:
-        raise ConfigError(
-            f"pipeline.config: {path}: only records and label maps in local folders are converted. "
-            "Copy or mount them, and change the path."
-        )
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _find_common_folder(paths: Sequence[str]) -> str:
-    """Returns the common folder of the paths.
+def _find_common_folder(paths: Sequence[str], place: str) -> str:
+    """Returns the common folder of the paths. `place` begins the message of an error.
 
     Everything below it is in the fingerprint, so the root and the home folder are rejected.
     """
@@ -348,17 +356,17 @@ def _find_common_folder(paths: Sequence[str]) -> str:
     if folder in (os.path.abspath(os.sep), os.path.expanduser("~")):
         missing = next((f"There is no {path}. " for path in paths if not glob.glob(path)), "")
         raise ConfigError(
-            f"pipeline.config: {missing}Records and label map have no folder in common but "
+            f"{place}: {missing}Records and label map have no folder in common but "
             f"{folder}. Correct the paths, or link the files into one folder: {', '.join(paths)}"
         )
     return folder
 
 
-def _read_label_map(path: str) -> LabelMap:
+def _read_label_map(path: str, reader: ConfigReader) -> LabelMap:
     try:
         return parse_label_map(Path(path).read_bytes(), path)
     except OSError as error:
         raise ConfigError(
-            f"pipeline.config: label_map_path: cannot read {path}: {error.strerror}. "
+            f"{reader.format_location('label_map_path')}: cannot read {path}: {error.strerror}. "
             "Correct the path."
         ) from error

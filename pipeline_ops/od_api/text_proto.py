@@ -1,21 +1,24 @@
 """Parser and reader of protobuf's text format, without the definitions of the messages.
 
-`google.protobuf.text_format` requires the definitions, and no maintained package has those of the
-Object Detection API.
+The tokens are those of `google.protobuf.text_format`. Its parser requires the definitions, and
+would drop the fields that forks of the Object Detection API have added.
 
 Without a definition, the form of a field determines its type: a message in brackets, a string in
 quotes, a number, or a word (an enum or a boolean). Every field is a list, because any field may be
-repeated. The grammar is that of protobuf.dev/reference/protobuf/textformat-spec, with comments.
+repeated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
+from google.protobuf import text_format
+from google.protobuf.text_encoding import CUnescape
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -30,25 +33,26 @@ _KIND_NAMES: dict[type, str] = {
     bool: "true or false",
 }
 _MAX_DEPTH = 100
-_TOKEN = re.compile(
-    r"""
-    (?P<space>(?:\s|\#[^\n]*)+)
-  | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-  | (?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
-  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-  | (?P<sign>[-{}<>\[\]:,;./])
-  | (?P<end>\Z)
-  | (?P<wrong>.{1,10})
-""",
-    re.VERBOSE,
+_ESCAPE = re.compile(r"\\.")
+_STRING = re.compile(r"""(["'])([^\\]|\\(?![4-7][0-7]{2})[abfnrtvxuU0-7\\'"?])*\1""")
+"""Protobuf warns of other escapes, or fails, and does not know the question mark's."""
+_PART_OF_EXTENSION = re.compile(r"[\w./-]+")
+_QUOTES = ("'", '"')
+_REPEATED = frozenset(
+    (
+        *("anchor_grid", "data_augmentation_options", "eval_input_reader", "eval_input_readers"),
+        *("keypoint_edge", "keypoint_estimation_task", "keypoint_label_to_sigmas"),
+        *("keypoint_label_to_std", "keypoint_type_weight", "operations", "parameterized_metric"),
+        *("schedule", "super_categories"),
+    )
 )
-_ESCAPE = re.compile(
-    r"\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})"
-    r"|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
-    r"|(?P<one>.))",
-    re.DOTALL,
+"""The repeated messages of the API. Protobuf merges the blocks of all others."""
+_CHOICE = re.compile(
+    r"(.*_)?(model|image_resizer|box_coder|matcher|similarity_calculator|box_predictor|"
+    r"anchor_generator|(localization|classification)_loss|optimizer|learning_rate|regularizer|"
+    r"initializer|data_augmentation_options)"
 )
-_ESCAPES = dict(zip("abfnrtv\\'\"?", "\a\b\f\n\r\t\v\\'\"?", strict=True))
+"""The messages whose messages are the members of one oneof, so that the last one counts."""
 _CLOSING = {"{": "}", "<": ">"}
 _BOOLEANS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 
@@ -83,143 +87,126 @@ def parse_text_proto(text: str, name: str) -> TextMessage:
 
 
 class _Parser:
-    """Goes through the tokens of one text once. The last one is empty."""
+    """A recursive descent over protobuf's tokens. The last token is empty."""
 
     def __init__(self, text: str, name: str):
-        self._text, self._name = text, name
-        tokens = [found for found in _TOKEN.finditer(text) if found.lastgroup != "space"]
-        for token in tokens:
-            if token.lastgroup == "wrong":
-                is_string = token[0][0] in "\"'"
-                problem = f"an unexpected {token[0]!r}"
-                raise self._make_error(
-                    "a string that does not end in its line" if is_string else problem,
-                    token.start(),
-                )
-        self._next, *rest = tokens
-        self._tokens = iter(rest)
+        self._tokens, self._name = text_format.Tokenizer(text.split("\n")), name
 
     def parse_message(self, closing: str = "", depth: int = 0) -> TextMessage:
         """Parses the fields up to the closing bracket, or to the end of the text."""
         if depth > _MAX_DEPTH:
-            raise self._make_error(
-                f"messages are nested more than {_MAX_DEPTH} deep", self._next.start()
-            )
+            raise self._make_error(f"messages are nested more than {_MAX_DEPTH} deep")
         fields: list[Field] = []
-        while not self._accept(closing):
+        while not self._tokens.TryConsume(closing):
             fields += self._parse_field(depth)
-            if not self._accept(","):
-                self._accept(";")
+            if not self._tokens.TryConsume(","):
+                self._tokens.TryConsume(";")
         return TextMessage(tuple(fields))
 
     def _parse_field(self, depth: int) -> list[Field]:
-        start = self._take()
-        if start.lastgroup == "end":
-            raise self._make_error(
-                "the file ends inside of a message. Add the missing bracket.", start.start()
-            )
-        name = start[0]
-        if name == "[":
-            while self._next.lastgroup in ("word", "number") or self._next[0] in (*"./-",):
-                name += self._take()[0]
-            name += self._expect("]")
-        elif start.lastgroup != "word":
-            raise self._make_unexpected("the name of a field", start)
-        has_colon = self._accept(":")
-        if self._accept("["):
+        line, column = self._locate()
+        name = self._parse_name()
+        has_colon = self._tokens.TryConsume(":")
+        if self._tokens.TryConsume("["):
             values = self._parse_list(depth)
-        elif has_colon or self._next[0] in _CLOSING:
+        elif has_colon or self._tokens.token in _CLOSING:
             values = [self._parse_value(depth)]
         else:
-            raise self._make_unexpected(f"a colon or a bracket after {name}", self._next)
-        line, column = self._locate(start.start())
+            raise self._make_unexpected(f"a colon or a bracket after {name}")
         return [Field(name, value, line, column) for value in values]
+
+    def _parse_name(self) -> str:
+        if self._tokens.AtEnd():
+            raise self._make_error("the file ends inside of a message. Add the missing bracket.")
+        name: str = self._tokens.token
+        if name == "[":
+            self._tokens.NextToken()
+            while _PART_OF_EXTENSION.fullmatch(self._tokens.token):
+                name += self._tokens.token
+                self._tokens.NextToken()
+            name += "]"
+            if not self._tokens.LookingAt("]"):
+                raise self._make_unexpected(f"the end of {name}")
+        elif not name.isidentifier():
+            raise self._make_unexpected("the name of a field")
+        self._tokens.NextToken()
+        return name
 
     def _parse_list(self, depth: int) -> list[Scalar | TextMessage]:
         values: list[Scalar | TextMessage] = []
-        while not self._accept("]"):
-            if values:
-                self._expect(",")
-                if self._next[0] == "]":
-                    raise self._make_unexpected("a value after the comma", self._next)
+        while not self._tokens.TryConsume("]"):
+            if values and not self._tokens.TryConsume(","):
+                raise self._make_unexpected("','")
             values.append(self._parse_value(depth))
         return values
 
     def _parse_value(self, depth: int) -> Scalar | TextMessage:
-        if self._next[0] in _CLOSING:
-            return self.parse_message(_CLOSING[self._take()[0]], depth + 1)
-        if self._next.lastgroup == "string":
-            text = ""
-            while self._next.lastgroup == "string":
-                text += self._unquote(self._take())
-            # Escapes of single bytes may together form a character.
-            return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
-        sign = "-" if self._accept("-") else ""
-        token = self._take()
-        if token.lastgroup == "number":
-            number = _parse_number(token[0])
-            return -number if sign else number
-        if token[0].lower() in ("inf", "infinity", "nan"):
-            return float(sign + token[0])
-        if token.lastgroup == "word" and not sign:
-            return _BOOLEANS[token[0]] if token[0] in _BOOLEANS else EnumName(token[0])
-        raise self._make_unexpected("a value", token)
+        token: str = self._tokens.token
+        if token in _CLOSING:
+            self._tokens.NextToken()
+            return self.parse_message(_CLOSING[token], depth + 1)
+        if token.startswith(_QUOTES):
+            return self._parse_string()
+        for consume in (self._tokens.ConsumeInteger, self._tokens.ConsumeFloat):
+            with contextlib.suppress(text_format.ParseError):
+                number: int | float = consume()
+                return number
+        if not token.isidentifier():
+            raise self._make_unexpected("a value")
+        self._tokens.NextToken()
+        return _BOOLEANS.get(token, EnumName(token))
 
-    def _unquote(self, token: re.Match[str]) -> str:
-        """Returns the text of a string, in which escaped bytes from 128 on are surrogates."""
+    def _parse_string(self) -> str:
+        """Parses adjacent strings. Escapes of single bytes may together form a character."""
+        text = b""
+        while (token := self._tokens.token).startswith(_QUOTES):
+            with contextlib.suppress(ValueError):
+                if _STRING.fullmatch(token):
+                    text += CUnescape(
+                        _ESCAPE.sub(lambda each: "?" if each[0] == r"\?" else each[0], token[1:-1])
+                    )
+                    self._tokens.NextToken()
+                    continue
+            raise self._make_error(f"{token} does not end in its line, or has a wrong escape")
+        return text.decode("utf-8", "surrogateescape")
 
-        def unescape(escape: re.Match[str]) -> str:
-            if escape["octal"] or escape["hex"]:
-                value = int(escape["octal"], 8) if escape["octal"] else int(escape["hex"], 16)
-                if value < 256:
-                    return bytes([value]).decode("ascii", "surrogateescape")
-            elif escape["short"] or escape["long"]:
-                value = int(escape["short"] or escape["long"], 16)
-                if value < 0x110000 and not 0xD800 <= value < 0xE000:
-                    return chr(value)
-            elif escape["one"] in _ESCAPES:
-                return _ESCAPES[escape["one"]]
-            raise self._make_error(
-                f"the escape {escape[0]!r} is not a character", token.start() + 1 + escape.start()
-            )
+    def _locate(self) -> tuple[int, int]:
+        place = self._tokens.ParseError("")
+        return place.GetLine(), place.GetColumn()
 
-        return _ESCAPE.sub(unescape, token[0][1:-1])
+    def _make_unexpected(self, expected: str) -> ConfigError:
+        found = self._tokens.token or "the end of the file"
+        return self._make_error(f"expected {expected}, got {found!r}")
 
-    def _take(self) -> re.Match[str]:
-        token, self._next = self._next, next(self._tokens, self._next)
-        return token
-
-    def _accept(self, text: str) -> bool:
-        """Takes the next token if it has this text. Returns whether it has."""
-        has_text = self._next[0] == text
-        if has_text:
-            self._take()
-        return has_text
-
-    def _expect(self, sign: str) -> str:
-        if self._next[0] != sign:
-            raise self._make_unexpected(repr(sign), self._next)
-        return self._take()[0]
-
-    def _locate(self, position: int) -> tuple[int, int]:
-        before = self._text[:position]
-        return before.count("\n") + 1, position - before.rfind("\n")
-
-    def _make_unexpected(self, expected: str, token: re.Match[str]) -> ConfigError:
-        found = token[0] or "the end of the file"
-        return self._make_error(f"expected {expected}, got {found!r}", token.start())
-
-    def _make_error(self, problem: str, position: int) -> ConfigError:
-        line, column = self._locate(position)
+    def _make_error(self, problem: str) -> ConfigError:
+        line, column = self._locate()
         return ConfigError(f"{self._name}:{line}:{column}: {problem}")
 
 
-def _parse_number(text: str) -> int | float:
-    if text[:2].lower() == "0x":
-        return int(text, 16)
-    if re.fullmatch(r"0[0-7]+", text):
-        return int(text, 8)
-    return int(text) if text.isdigit() else float(text.rstrip("fF"))
+def _merge_blocks(message: TextMessage, name: str = "") -> TextMessage:
+    """Merges the blocks of one message, as protobuf does, at the place of the last one."""
+    fields: list[Field] = []
+    blocks: dict[str, tuple[Field, TextMessage]] = {}
+    for field in message.fields:
+        if isinstance(field.value, TextMessage) and field.name not in _REPEATED:
+            value = field.value
+            if field.name in blocks:
+                earlier, first = blocks.pop(field.name)
+                fields.remove(earlier)
+                value = TextMessage(first.fields + value.fields)
+                field = dataclasses.replace(field, value=value)
+            if _CHOICE.fullmatch(name):
+                blocks.clear()
+            blocks[field.name] = field, value
+        fields.append(field)
+    return TextMessage(
+        tuple(
+            dataclasses.replace(field, value=_merge_blocks(field.value, field.name))
+            if isinstance(field.value, TextMessage)
+            else field
+            for field in fields
+        )
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,21 +242,22 @@ class ConfigReader:
     def __init__(
         self, message: TextMessage, file: str, path: str = "", root: ConfigReader | None = None
     ):
-        self._message, self._file, self._path, self._root = message, file, path, root or self
+        self._message, self.file, self._path, self.root = message, file, path, root or self
         if root is None:
+            self._message = _merge_blocks(message)
             self._taken: set[str] = set()
             self.notes: list[str] = []
             self.losses: list[str] = []
 
     def note(self, text: str) -> None:
         """Adds a note for the user on a converted field."""
-        if text not in self._root.notes:
-            self._root.notes.append(text)
+        if text not in self.root.notes:
+            self.root.notes.append(text)
 
     def note_loss(self, text: str) -> None:
         """Adds a note on something that the converted config does not do at all."""
-        if text not in self._root.losses:
-            self._root.losses.append(text)
+        if text not in self.root.losses:
+            self.root.losses.append(text)
 
     def has(self, name: str) -> bool:
         return any(field.name == name for field in self._message.fields)
@@ -280,7 +268,7 @@ class ConfigReader:
     def format_location(self, name: str) -> str:
         """Returns the file, line, column and path of a field, without line and column if absent."""
         found = (field for field in reversed(self._message.fields) if field.name == name)
-        place = next((f"{self._file}:{field.line}:{field.column}" for field in found), self._file)
+        place = next((f"{self.file}:{field.line}:{field.column}" for field in found), self.file)
         return f"{place}: {self.path(name)}"
 
     def message(self, names: str) -> ConfigReader:
@@ -311,7 +299,7 @@ class ConfigReader:
 
     def mark_taken(self, name: str) -> None:
         """Marks a field as taken, for example an empty message that counts by its presence."""
-        self._root._taken.update(path for path, _ in self._iterate_fields(name))
+        self.root._taken.update(path for path, _ in self._iterate_fields(name))
 
     def take(
         self, name: str, kind: type[_Kind], default: _Default, key: FieldInfo | None = None
@@ -359,7 +347,7 @@ class ConfigReader:
     def take_rest(self) -> list[LeafField]:
         """Takes all leaves of this message that were not taken, and returns them."""
         rest = self.list_unconverted()
-        self._root._taken.update(leaf.path for leaf in rest)
+        self.root._taken.update(leaf.path for leaf in rest)
         return rest
 
     @property
@@ -368,10 +356,10 @@ class ConfigReader:
 
     def list_unconverted(self) -> list[LeafField]:
         """Returns the leaves that were not taken."""
-        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self._root._taken]
+        return [leaf for leaf in self.iterate_leaves() if leaf.path not in self.root._taken]
 
     def _make_inner(self, message: TextMessage, path: str) -> ConfigReader:
-        return ConfigReader(message, self._file, path, self._root)
+        return ConfigReader(message, self.file, path, self.root)
 
     def _iterate_fields(self, name: str | None = None) -> Iterator[tuple[str, Field]]:
         """Yields the fields of a name, or all of them, with their paths.
@@ -393,6 +381,6 @@ class ConfigReader:
         if isinstance(value, kind) and (kind is str or type(value) is kind):
             return value
         raise ConfigError(
-            f"{self._file}:{field.line}:{field.column}: {self.path(field.name)} must be "
+            f"{self.file}:{field.line}:{field.column}: {self.path(field.name)} must be "
             f"{_KIND_NAMES[kind]}, got {field.value!r}"
         )

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
+from pipeline_ops.registry.weights import find_checkpoint_fault
 
 _OPTIMIZERS = {
     "momentum_optimizer": "sgd",
@@ -29,6 +30,8 @@ _ADVICE = {
 }
 """What may replace a random change of the API that we do not have, by a part of its name."""
 _DEFAULT_RATE = 0.002
+_FLIPPED = 0.5
+"""The share of the images that our random flips turn."""
 _TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
 _EXPONENTIAL, _COSINE = Exponential.model_fields, Cosine.model_fields
 _NOT_NEGATIVE = _EXPONENTIAL["warmup_factor"]
@@ -70,18 +73,15 @@ def _convert_checkpoint(
         return {}
     checkpoint = section.take("fine_tune_checkpoint", str, "")
     place = f"{section.path('fine_tune_checkpoint')}: '{checkpoint}'"
-    prefix = os.path.abspath(os.path.expanduser(checkpoint))
     network = model.message("feature_extractor").take("type", str, "")
     if backbone is None or not any(name in network for name in _EXACT_BACKBONES):
         problem = f"no backbone of ours is that of {network}"
-    elif not os.path.isfile(f"{prefix}.index"):
-        problem = f"there is no {checkpoint}.index"
-    else:
+    elif not (problem := find_checkpoint_fault(os.path.expanduser(checkpoint))):
         section.note_loss(
             f"{place} fills the backbone {backbone} (train.warm_start). The pyramid and the heads "
             "start from random weights, because ours are other networks"
         )
-        return {"warm_start": prefix}
+        return {"warm_start": os.path.abspath(os.path.expanduser(checkpoint))}
     section.note_loss(
         f"{place} is not used, so the training starts from random weights, because {problem}. Set "
         "train.warm_start to a checkpoint of the same backbone, or to a SavedModel or a weights "
@@ -231,12 +231,16 @@ def _convert_cosine(inner: ConfigReader) -> dict[str, Any]:
     warmup = inner.take("warmup_steps", int, 10_000, _COSINE["warmup_steps"])
     begin = inner.take("warmup_learning_rate", float, 2e-4, _NOT_NEGATIVE)
     hold = inner.take("hold_base_rate_steps", int, 0, _COSINE["hold_steps"])
-    if total <= warmup + hold:
-        raise ConfigError(
-            f"{inner.format_location('total_steps')} must be above warmup_steps (10000 by default) "
-            f"and hold_base_rate_steps together, {warmup + hold}, got {total}"
-        )
     schedule = {"type": "cosine", "warmup_steps": warmup, "decay_steps": total - warmup - hold}
+    if total <= warmup + hold:  # the rate is the whole one after the warm-up, until total_steps
+        num_steps = inner.root.message("train_config").take("num_steps", int, 0)
+        if total < warmup or not 0 < num_steps <= total:
+            raise ConfigError(
+                f"{inner.format_location('total_steps')} must be above warmup_steps (10000 by "
+                f"default) and hold_base_rate_steps together, {warmup + hold}, or the training "
+                f"(num_steps) must end by then and after the warm-up, got {total}"
+            )
+        schedule, hold = {"type": "constant", "warmup_steps": warmup}, 0
     if warmup:
         if begin > rate:
             raise ConfigError(
@@ -272,15 +276,18 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
     """Returns the random changes that `train.input.augment` also has."""
     augmentation: dict[str, Any] = {}
     for option in section.messages("data_augmentation_options"):
-        for name in option.field_names:
+        for name in option.field_names[-1:]:  # the last member of a oneof counts
             change, path = option.message(name), option.path(name)
             option.mark_taken(name)
             is_new = not {"crops", "scale"} & augmentation.keys()
             match name:
                 case "random_horizontal_flip" | "random_vertical_flip":
                     axis = "left_right" if "horizontal" in name else "top_bottom"
-                    augmentation[f"flip_{axis}"] = True
-                    change.take_equal("probability", 0.5)
+                    if share := change.take("probability", float, _FLIPPED):
+                        augmentation[f"flip_{axis}"] = True
+                    if share not in (0.0, _FLIPPED):
+                        place = change.path("probability")
+                        change.note_loss(f"{place}: {share:g}, and {_FLIPPED} here")
                 case "random_adjust_brightness":
                     augmentation["brightness"] = min(
                         1.0, change.take("max_delta", float, 0.2, _NOT_NEGATIVE)
@@ -490,7 +497,13 @@ def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
 def compare_num_classes(model: ConfigReader, class_names: list[str] | None) -> None:
     """Adds a note if the number of classes differs from the label map, which has precedence."""
     count = model.take("num_classes", int, None)
-    if count is not None and class_names is not None and count != len(class_names):
+    if class_names is None:
+        model.note(
+            "There is no label_map_path. The classes are those that the records name in "
+            f"image/object/class/text, in the order of the alphabet, and not num_classes ({count}) "
+            "of the model. Records with class numbers only need a label map."
+        )
+    elif count is not None and count != len(class_names):
         model.note(
             f"{model.path('num_classes')} is {count}, and the label map has {len(class_names)} "
             "classes. Our model has the classes of the label map."

@@ -20,6 +20,7 @@ from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import is_remote, open_near, open_path
 from pipeline_ops.storage.store_path import StorePath
 
+_LFS_POINTER = b"version https://git-lfs"
 _CURE = "Get the file again, or correct train.warm_start.sha256."
 
 
@@ -54,6 +55,8 @@ def make_path_input(path: Path) -> Input:
     Raises ConfigError if there is none.
     """
     if checkpoint := find_checkpoint(path):
+        if fault := find_checkpoint_fault(str(checkpoint)):
+            raise ConfigError(f"train.warm_start: {fault}. Get all files of the checkpoint.")
         parts = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}.*")
         files = [file for file in parts if file.suffix.startswith((".index", ".data-"))]
         return Input(uri=str(checkpoint), digest=_compute_files_digest(checkpoint.parent, files))
@@ -92,6 +95,20 @@ def find_checkpoint(path: Path) -> Path | None:
         return found[0] if found else None
     prefix = path.with_suffix("") if path.suffix == ".index" else path
     return prefix if Path(f"{prefix}.index").is_file() else None
+
+
+def find_checkpoint_fault(prefix: str) -> str:
+    """Names a file of a checkpoint that is missing, or of which only Git LFS's pointer is there."""
+    data = sorted(glob.glob(f"{glob.escape(prefix)}.data-{'[0-9]' * 5}-of-{'[0-9]' * 5}"))
+    count = data[-1][-5:] if data else "00001"
+    for name in ("index", *(f"data-{number:05}-of-{count}" for number in range(int(count)))):
+        file = Path(f"{prefix}.{name}")
+        if not file.is_file():
+            return f"there is no {prefix}.{name}"
+        with file.open("rb") as stream:
+            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                return f"{file} is a pointer of Git LFS (`git lfs pull` gets the file)"
+    return ""
 
 
 def fetch_weights(entry: Input) -> str:

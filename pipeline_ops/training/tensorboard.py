@@ -81,7 +81,7 @@ class TensorboardWriter:
             if self.config.histograms:
                 for variable, values in zip(self._model.weights, weights, strict=True):
                     tf.summary.histogram(f"weights/{variable.path}", values)
-            if self.config.images:
+            if self.config.images and self.input.validation.num_examples:
                 self._write_images(weights)
         self._writer.flush()
 

@@ -346,13 +346,7 @@ class Trainer:
     def _validate(self) -> None:
         """Computes the figures of the epoch that ends, and adds them to the history."""
         state = self.state
-        self._call_hook("on_test_begin")
-        sums = self.loop.evaluate(self._iterate_validation())
-        validated = compute_figures(self.task, sums)
-        num_unusable = count_answers_not_finite(self.task, sums)
-        if num_unusable or not all(map(math.isfinite, validated.values())):
-            self._explain_not_finite(validated, num_unusable)
-        self._call_hook("on_test_end", validated)
+        validated = self._compute_validation() if self.input.validation.num_examples else {}
         epoch = Epoch(
             epoch=len(state.history),
             step=state.step,
@@ -362,6 +356,16 @@ class Trainer:
         )
         end_epoch(self.config, state, epoch)
         self._call_hook("on_epoch_end", epoch.epoch, to_logs(epoch.metrics))
+
+    def _compute_validation(self) -> dict[str, float]:
+        self._call_hook("on_test_begin")
+        sums = self.loop.evaluate(self._iterate_validation())
+        validated = compute_figures(self.task, sums)
+        num_unusable = count_answers_not_finite(self.task, sums)
+        if num_unusable or not all(map(math.isfinite, validated.values())):
+            self._explain_not_finite(validated, num_unusable)
+        self._call_hook("on_test_end", validated)
+        return validated
 
     def _explain_not_finite(self, validated: dict[str, float], num_unusable: int) -> None:
         """Names the validation examples whose answers or figures are not finite.

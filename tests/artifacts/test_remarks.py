@@ -9,6 +9,7 @@ from pipeline_ops.artifacts.remarks import (
     describe_empty_images,
     describe_most_boxes,
     describe_small_splits,
+    describe_unlearned,
 )
 
 
@@ -59,6 +60,26 @@ def test_crowds_are_boxes_that_no_label_counts():
         "22 of 46 boxes are crowds (iscrowd: 1), which a detector does not learn from "
         "(train 20 of 40, test 2 of 2)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("a", ""),
+        ("ab", "No training example of b, so the model never learns to find it"),
+        (
+            "abc",
+            "No training example of b, c, so the model never learns to find them, and misses the "
+            "1,200 in test",
+        ),
+        ("bdefghi", "No training example of b, d, e, f, g and 2 more classes, so the model"),
+    ],
+)
+def test_classes_without_training_examples_are_named(names, text):
+    labels = {"train": {"a": 3, "b": 0}, "validation": {"b": 4}, "test": {"c": 1200}}
+    found = describe_unlearned(labels, list(names))
+    assert len(found) == bool(text)
+    assert all(one.startswith(text) for one in found)
 
 
 @pytest.mark.parametrize(

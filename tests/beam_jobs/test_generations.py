@@ -409,7 +409,7 @@ def test_no_class_is_lost_because_all_its_images_contradict_others(animals):
         )
     outcome = animals.run(duplicates="remove_exact", rejects={"max_fraction": 1.0})
     assert outcome.exit_code is ExitCode.DATA
-    assert "no training example of bird" in outcome.message
+    assert "every record of bird is unusable" in outcome.message
 
 
 def test_a_copy_takes_the_place_of_an_original_that_is_gone(animals, read_keys):

@@ -192,7 +192,19 @@ def test_one_class_is_no_classification():
         )
 
 
-def test_a_class_without_training_examples_is_named():
+@pytest.mark.parametrize("task, learned", [("detection", "a"), ("classification", "ab")])
+def test_a_class_without_examples_does_not_refuse_the_others(task, learned):
+    labels = {split: dict.fromkeys(learned, 5) for split in ("train", "validation", "test")}
+    labels["test"]["c"] = 1
+    check_labels(labels, [*learned, "c", "d"], "raw", task, explain)
+
+
+def test_a_validation_split_that_nothing_uses_may_be_empty():
+    labels = {"train": {"a": 5}, "validation": {}, "test": {"a": 1}}
+    check_labels(labels, ["a"], "raw", "detection", explain, splits=("train", "test"))
+
+
+def test_too_few_classes_with_training_examples_are_named():
     labels = {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}}
     with pytest.raises(
         DataError,
@@ -219,9 +231,9 @@ CROWD = "boxes{} are crowds \\(iscrowd: 1\\), which a detector does not learn fr
     [
         ({}, {"train": {"a": 40}, "test": {"b": 8}}, f"raw: 48 of 48 {CROWD.format('')}"),
         (
-            {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}},
-            {"train": {"b": 12}},
-            f"no training example of b: 12 of 12 {CROWD.format(' of b in train')}",
+            {"validation": {"b": 1}, "test": {"a": 1}},
+            {"train": {"a": 12}},
+            f"no training example of a, b: 12 of 12 {CROWD.format(' of a in train')}",
         ),
         (
             {"train": {"a": 5, "b": 5}, "validation": {"a": 1}},
@@ -229,9 +241,9 @@ CROWD = "boxes{} are crowds \\(iscrowd: 1\\), which a detector does not learn fr
             f"the test split has no example: 3 of 3 {CROWD.format('')}",
         ),
         (
-            {"train": {"a": 5}, "validation": {"b": 1}, "test": {"a": 1}},
-            {"test": {"b": 12}},
-            "no training example of b: b has only 1 in validation",
+            {"validation": {"a": 1, "b": 1}},
+            {"test": {"a": 12}},
+            "no training example of a, b: a has only 1 in validation",
         ),
     ],
 )

@@ -215,6 +215,13 @@ def test_weights_that_are_missing_or_do_not_fit_are_refused(pictures, capsys):
     weights.write_bytes(b"none")
     code, output = deep(capsys, pictures, f"train.warm_start={weights}")
     assert code == 78 and f"cannot read {weights} as weights" in output
+    (pictures.parent / "ckpt-0.index").write_bytes(b"none")
+    code, output = deep(capsys, pictures, f"train.warm_start={pictures.parent}/ckpt-0")
+    assert code == 78
+    assert "ckpt-0.data-00000-of-00001. Get all files of the checkpoint." in output
+    (pictures.parent / "ckpt-0.data-00000-of-00001").write_bytes(b"none")
+    code, output = deep(capsys, pictures, f"train.warm_start={pictures.parent}/ckpt-0")
+    assert code == 78 and f"cannot read {pictures.parent}/ckpt-0 as weights" in output
 
 
 @pytest.mark.training

@@ -43,7 +43,7 @@ preprocess:
     parts: [{{files: train.record-*}}, {{files: eval.record, split: test}}]
     label_map: labels.pbtxt
   stages: [decode, clip_boxes, resize: {{height: 128, width: 128}}]
-  split: {{train: 0.95, validation: 0.05, test: 0}}
+  split: {{train: 1, validation: 0, test: 0}}
 train:
   model: center_detector
   model_parameters: {{width: 32}}
@@ -138,7 +138,20 @@ def test_a_checkpoint_that_is_there_fills_our_backbone(api_folder, monkeypatch):
         "the training starts from random weights, because there is no resnet50.ckpt-1.index"
         in " ".join(converted.losses)
     )
-    (api_folder / "resnet50.ckpt-1.index").touch()
+    index, data = (
+        api_folder / f"resnet50.ckpt-1.{end}" for end in ("index", "data-00000-of-00001")
+    )
+    index.touch()
+    for content, problem in (
+        (None, f"there is no {data.name}"),
+        (b"version https://git-lfs.github.com/spec/v1\n", f"{data.name} is a pointer of Git LFS"),
+    ):
+        if content:
+            data.write_bytes(content)
+        converted = convert(file)
+        assert "warm_start" not in converted.sections["train"]
+        assert f"because {problem}" in " ".join(converted.losses)
+    data.write_bytes(b"weights")
     converted = convert(file)
     assert converted.sections["train"]["warm_start"] == f"{api_folder}/resnet50.ckpt-1"
     [told] = [text for text in converted.losses if "fine_tune_checkpoint" in text]
@@ -207,6 +220,36 @@ def test_averaged_weights_are_used_only_where_the_api_evaluates_them(
     assert found.sections["train"]["optimizer"].get("average_weights") == wanted
 
 
+@pytest.mark.parametrize(
+    ("more", "rate", "momentum"),
+    [
+        ("", 0.3, 0.8),
+        ("momentum_optimizer { momentum_optimizer_value: 0.5 }", 0.3, 0.5),
+        ("momentum_optimizer { learning_rate { %s { learning_rate: 0.4 } } }", 0.4, 0.8),
+        (
+            "momentum_optimizer { learning_rate { manual_step_learning_rate { } %s { } } }",
+            2e-3,
+            0.8,
+        ),
+        ("adam_optimizer { } momentum_optimizer { }", 2e-3, 0.9),
+    ],
+)
+def test_blocks_of_one_message_are_merged_as_protobuf_does(tmp_path, more, rate, momentum):
+    """The last member of a oneof clears the earlier ones. Repeated messages stay apart."""
+    constant = "constant_learning_rate"
+    text = MINIMAL % (MOMENTUM % f"{constant} {{ learning_rate: 0.3 }}")
+    text += """train_config {
+        num_steps: 77 fine_tune_checkpoint: "x" optimizer { %s }
+        data_augmentation_options { random_vertical_flip { } random_horizontal_flip { } }
+        data_augmentation_options { random_adjust_contrast { } }
+    }"""
+    train = converted(tmp_path, text % more.replace("%s", constant)).sections["train"]
+    assert (train["global_batch_size"], train["steps"]) == (16, 77)
+    assert train["input"]["augment"] == {"flip_left_right": True, "contrast": 0.25}
+    optimizer = train["optimizer"]
+    assert (optimizer["learning_rate"], optimizer["momentum"]) == (rate, momentum)
+
+
 def test_the_gate_keeps_back_a_model_that_finds_nothing(tmp_path):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
     [rule] = converted(tmp_path, text).sections["evaluate"]["gate"]
@@ -262,7 +305,7 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
     found = converted(tmp_path, text).list_differences()
     assert [(title.split()[0], len(items)) for title, items in found.items()] == [
         ("Not", 1),
-        ("Settings", 2),
+        ("Settings", 4),
         ("Details", 1),
         ("Fields", 3),
     ]
@@ -275,12 +318,11 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
 @pytest.mark.parametrize(
     ("num_examples", "has_test", "split"),
     [
-        (1000, True, {"train": 0.95, "validation": 0.05, "test": 0}),
-        (20, True, {"train": 0.75, "validation": 0.25, "test": 0}),
-        (9, True, {"train": 0.5, "validation": 0.5, "test": 0}),
+        (1000, True, {"train": 1, "validation": 0, "test": 0}),
+        (9, True, {"train": 1, "validation": 0, "test": 0}),
         (1000, False, {"train": 0.8, "validation": 0.1, "test": 0.1}),
         (25, False, {"train": 0.6, "validation": 0.2, "test": 0.2}),
-        (0, True, {"train": 0.95, "validation": 0.05, "test": 0}),
+        (0, True, {"train": 1, "validation": 0, "test": 0}),
     ],
 )
 def test_a_split_of_a_small_set_is_not_empty(tmp_path, num_examples, has_test, split):
@@ -304,6 +346,7 @@ def test_a_split_of_a_small_set_is_not_empty(tmp_path, num_examples, has_test, s
     [
         ("random_horizontal_flip { }", {"flip_left_right": True}),
         ("random_vertical_flip { keypoint_flip_permutation: 1 }", {"flip_top_bottom": True}),
+        ("random_horizontal_flip { probability: 0.0 }", None),
         ("random_image_scale { min_scale_ratio: 0.8 max_scale_ratio: 1.2 }", None),
         ("random_adjust_brightness { max_delta: 0.3 }", {"brightness": 0.3}),
         ("random_adjust_contrast { }", {"contrast": 0.25}),
@@ -321,7 +364,15 @@ def test_random_changes(tmp_path, option, wanted):
         "random_vertical_flip { keypoint_flip_permutation: 1 }": ["keypoint_flip_permutation"],
     }.get(option, [])
     name = option.partition(" ")[0]
-    assert [f".{name} {{" in loss for loss in found.losses] == ([] if wanted else [True])
+    is_lost = not wanted and "flip" not in name
+    assert [f".{name} {{" in loss for loss in found.losses] == [True] * is_lost
+
+
+def test_a_flip_of_another_share_is_told_with_both(tmp_path):
+    option = "data_augmentation_options { random_horizontal_flip { probability: 0.3 } } num_steps"
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("num_steps", option)
+    [loss] = converted(tmp_path, text).losses
+    assert loss.endswith("random_horizontal_flip.probability: 0.3, and 0.5 here")
 
 
 @pytest.mark.parametrize(
@@ -440,7 +491,10 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
             ('"data/train.record"', '"gs://bucket/train.record"'),
             "in local folders are converted. Copy or mount them",
         ),
-        (("train_input_reader", "some_reader"), "there is no train_input_reader"),
+        (
+            ("train_input_reader", "some_reader"),
+            "pipeline.config: train_input_reader: there is no tf_record_input_reader.input_path",
+        ),
         (('"data/train.record"', '"/train.record"'), "no /train.record. .*folder in common but /."),
         (('"data/eval.record"', '"data/train.record"'), "both read .*/data/train.record, so the"),
         (
@@ -482,6 +536,40 @@ def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):
         converted(tmp_path, text.replace(*change))
 
 
+def test_all_placeholders_are_named_at_once_with_their_lines(tmp_path):
+    text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
+    text = re.sub(r'"data/\w+.record"', '"PATH_TO_BE_CONFIGURED"', text).replace(
+        "_reader { tf", '_reader { label_map_path: "PATH_TO_BE_CONFIGURED/labels.pbtxt"\n tf'
+    )
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, text)
+    assert re.findall(r"(\w+)\.(?:\w+\.)?(\w+): '[^']+' \(line (\d)\)", str(error.value)) == [
+        ("train_input_reader", "label_map_path", "5"),
+        ("train_input_reader", "input_path", "6"),
+        ("eval_input_reader", "label_map_path", "7"),
+        ("eval_input_reader", "input_path", "8"),
+    ]
+
+
+def test_a_file_that_is_not_utf_8_is_to_be_saved_as_such(tmp_path):
+    file = tmp_path / "mine.config"
+    file.write_bytes(b"\n# f\xfcr uns")
+    with pytest.raises(ConfigError, match=r"mine.config:2: is not UTF-8: .*Save it as UTF-8"):
+        convert(file)
+
+
+def test_records_and_classes_that_are_not_there_yet_are_told(api_folder):
+    file = api_folder / "pipeline.config"
+    assert not any("There is no" in note for note in convert(file).notes)
+    text = file.read_text().replace(f'label_map_path: "{api_folder}/labels.pbtxt"', "")
+    file.write_text(text)
+    (api_folder / "eval.record").unlink()
+    said = " ".join(convert(file).notes)
+    assert f"There is no {api_folder}/eval.record yet." in said
+    assert "There is no label_map_path. The classes are those that the records name" in said
+    assert "not num_classes (10) of the model" in said
+
+
 @pytest.mark.parametrize(
     "train",
     [
@@ -492,9 +580,10 @@ def test_what_can_not_be_carried_over_is_refused(tmp_path, change, problem):
     ],
 )
 def test_sharded_records_are_counted_under_all_their_names(api_folder, train):
-    (api_folder / "pipeline.config").write_text(with_paths(SSD, api_folder, train))
+    text = with_paths(SSD, api_folder, train).partition("eval_config")[0]
+    (api_folder / "pipeline.config").write_text(text)
     split = convert(api_folder / "pipeline.config").sections["preprocess"]["split"]
-    assert split == {"train": 0.86, "validation": 0.14, "test": 0}  # about 5 of 36
+    assert split == {"train": 0.72, "validation": 0.14, "test": 0.14}  # about 5 of 36
 
 
 def test_record_files_without_records_are_named(api_folder):
@@ -555,7 +644,7 @@ def test_a_file_that_holds_no_records_is_named(api_folder, content):
             r":\d+:11: .*base should be greater",
         ),
         (("rate_base: 0.01", "rate_base: inf"), "base should be a finite number, got inf"),
-        (("total_steps: 30", "total_steps: 10"), r":\d+:36: .*total_steps must be above .* got 10"),
+        (("total_steps: 30", "total_steps: 9"), r":\d+:36: .*total_steps must be above .* got 9"),
         (
             ("warmup_learning_rate: 0.001", "warmup_learning_rate: 1"),
             "must be at most .*base, 0.01",
@@ -637,16 +726,17 @@ def test_what_was_imported_is_trained_and_answers_with_the_numbers_of_its_label_
     file.write_text(
         file.read_text().replace("  ssd {", f"  {kind} {{").replace("use_bfloat16: true", "")
     )
+    with (api_folder / "labels.pbtxt").open("a") as labels:
+        labels.write("item { id: 11 name: 'cow' }")
     out = Path(tmp_path / "configs" / "imported.yaml")
     assert main(["import-od-api", str(file), "--output", str(out)]) == 0
     gate = [{"metric": "map", "at_least": 0.0}]
     made = run_jobs(out, tmp_path, last, evaluate__gate=gate)
     data = DatasetFigures.model_validate(read_manifest(made["preprocess"]).figures)
-    assert (
-        data.num_examples["train"] + data.num_examples["validation"] == 36
-        and data.num_examples["test"] == 6
-    )
-    assert data.class_names == [f"digit_{digit}" for digit in range(10)] and data.num_rejected == 0
+    assert data.num_examples == {"train": 36, "validation": 0, "test": 6}
+    assert data.class_names == [*(f"digit_{digit}" for digit in range(10)), "cow"]
+    assert data.num_rejected == 0
+    assert any(text.startswith("No training example of cow, so") for text in data.warnings)
     epochs = read_manifest(made["train"]).figures["history"]
     assert epochs[-1]["step"] == 8 and all(
         math.isfinite(epoch["metrics"]["loss"]) for epoch in epochs

@@ -18,6 +18,7 @@ from od_api_files import CENTER_NET
 from od_api_files import SSD as SAMPLE_SSD
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.convert import ConvertedConfig, convert
 from pipeline_ops.od_api.text_proto import (
     ConfigReader,
@@ -537,6 +538,30 @@ def test_learning_rates_are_those_of_the_api_in_every_step(convert_fields, field
         for step in steps
     ]
     assert found == pytest.approx([formula(step) for step in steps], rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("total", "hold"), [(900, 0), (1000, 100), (950, 100)])
+def test_a_cosine_that_ends_with_its_warm_up_or_before_is_the_rate_of_the_api(
+    convert_fields, total, hold
+):
+    fields = rate(
+        COSINE,
+        learning_rate_base=0.04,
+        total_steps=total,
+        warmup_steps=900,
+        hold_base_rate_steps=hold,
+    )
+    steps = {f"{TRAIN}.num_steps": total}
+    train = Train.model_validate(get_values(convert_fields(fields | steps))["train"])
+    found = [
+        train.optimizer.learning_rate
+        * compute_schedule_factor(train.optimizer.schedule, step, total)
+        for step in range(total)
+    ]
+    formula = cosine(0.04, total, warmup=900, hold=hold)
+    assert found == pytest.approx([formula(step) for step in range(total)], rel=1e-6)
+    with pytest.raises(ConfigError, match=r"my.config:\d+:\d+: .*total_steps must be above"):
+        convert_fields(fields | {f"{TRAIN}.num_steps": total + 1})
 
 
 # Every field

@@ -73,6 +73,26 @@ def test_a_file_that_is_not_there_is_an_error_of_the_plan(config_file, place):
         find(load(config_file, place))
 
 
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"index": b"x"}, "there is no .*ckpt-0.data-00000-of-00001. Get all files"),
+        ({"index": b"x", "data-00001-of-00002": b"x"}, "there is no .*ckpt-0.data-00000-of-00002"),
+        (
+            {"index": b"x", "data-00000-of-00001": b"version https://git-lfs.github.com/spec/v1"},
+            "ckpt-0.data-00000-of-00001 is a pointer of Git LFS .*git lfs pull",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_an_error_of_the_plan(
+    config_file, tmp_path, files, fault
+):
+    for name, content in files.items():
+        (tmp_path / f"ckpt-0.{name}").write_bytes(content)
+    with pytest.raises(ConfigError, match=fault):
+        find(load(config_file, str(tmp_path / "ckpt-0"), None))
+
+
 def test_a_copy_from_a_bucket_is_used_again(config_file, s3_uri, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINYARD_LOCAL_FOLDER", str(tmp_path / "host"))
     place = open_path(f"{s3_uri}/net.npz")

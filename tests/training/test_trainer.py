@@ -50,6 +50,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
             compute_epoch_end=lambda epoch: 4,
             num_epochs=1,
             total_steps=4,
+            validation=SimpleNamespace(num_examples=1),
             validation_batches=[],
             num_validation_batches=0,
             raise_errors=contextlib.nullcontext,

@@ -134,7 +134,7 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
-    validate_plan(preprocess, source, decision)
+    notes = validate_plan(preprocess, source, decision)
     validate_size(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
@@ -142,7 +142,7 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     counts = {name: len(members) for name, members in decision.by_split.items()}
     images = ", ".join(f"{count} {name}" for name, count in counts.items())
     max_detections = config.train.model_parameters.get("max_detections")
-    notes = describe_records(decision.by_split, max_detections) + describe_small_splits(counts)
+    notes += describe_records(decision.by_split, max_detections) + describe_small_splits(counts)
     return [
         *(("look at", note) for note in notes),
         ("checked", f"{images} images; the model {config.train.model} accepts them"),

@@ -37,6 +37,7 @@ from beam_jobs.stages.boxes import is_unclear
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
+from pipeline_ops.artifacts.remarks import describe_unlearned
 from pipeline_ops.cli.record_remarks import describe_records
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
@@ -196,6 +197,7 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         )
     given = {record.split for record in found.records}
     by_class = count_planned_labels(by_split)
+    unlearned = describe_unlearned(by_class, collect_class_names(found.records))
     untested = sorted({*itertools.chain(*by_class.values())} - by_class["test"].keys())
     return DataSummary(
         infer_task(found.records),
@@ -209,7 +211,7 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
         remarks,
         untested if factor == 1 else (),
         _count_unclear(found.records, listing.folder, sample),
-        describe_records(by_split),
+        unlearned + describe_records(by_split),
     )
 
 
@@ -235,6 +237,7 @@ def _choose_split(
     """Returns the shares of the splits, and the records in each."""
     is_small = len(records) * factor < _STRATIFIED_BELOW and any(not r.split for r in records)
     names, task = collect_class_names(records), infer_task(records)
+    found: tuple[Split, dict[str, list[Record]]] | None = None
     too_few = f"{count(len(records), 'image')} cannot be divided into three splits. Add images."
     for shares, stratify in itertools.product(_SPLITS, (True,) if is_small else (False, True)):
         split = shares.model_copy(update={"stratify": stratify})
@@ -242,9 +245,13 @@ def _choose_split(
         try:
             labels, crowds = count_planned_labels(by_split), count_planned_crowds(by_split)
             check_labels(labels, names, source, task, lambda _: too_few, _CURE, crowds)
-            return split, by_split
+            if not describe_unlearned(labels, names):
+                return split, by_split
+            found = found or (split, by_split)
         except DataError as error:
             last = error
+    if found:
+        return found
     raise last
 
 

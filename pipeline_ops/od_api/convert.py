@@ -20,8 +20,9 @@ import yaml
 from beam_jobs.sources.tfrecord import LabelMap, parse_label_map
 from beam_jobs.stages.resize import Resize
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
-from pipeline_ops.od_api.training import compare_num_classes, convert_training, find_nearest_model
+from pipeline_ops.od_api.training import convert_training
 from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _WIDTH = 145
@@ -54,6 +55,27 @@ _NETWORK = re.compile(
     r"weight\b|hard_example|l1_regularizer|similarity|use_confidences))"
 )
 """Details of a network that becomes another one."""
+_OURS = {
+    r"(min|max)_level": "3 to 7",
+    r"(soft_nms_sigma|use_hard_nms)": "no scores are lowered",
+    r"use_class_agnostic_nms": "each class by itself",
+    r"force_match_for_each_row": "true",
+    r"normalize_loss_by_num_matches": "true",
+    r"resize_method": "bilinear",
+    r"(freeze|update_trainable)_variables": "all weights train, but for train.freeze",
+    r"sample_1_of_n_examples": "1",
+    r"negative_class_weight": "1.0",
+    r"(kernel_size)": "3",
+    r"bias_grad_multiplier": "1.0",
+    r"num_epochs": "as many as the steps need",
+    r"shuffle": "the training records are shuffled",
+}
+"""Our value of a setting that ours does not have as a key, by the name of the field."""
+_TRIFLES = re.compile(
+    r".*\b(eval_\w+|score_threshold|max_detections_per_class|score_converter|hard_example_miner|"
+    r"(clip|box_encodings|output)_\w+|pad_\w+|per_channel_\w+|ssd_anchor_generator)\b.*"
+)
+"""Fields that change the result by little, or of a part that another line names."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
 _PATH = re.compile(r"(train|eval)_input_readers?\b.*\b(label_map_path|input_path)(\[\d+\])?")
 _WRONG_PATHS = {
@@ -74,11 +96,14 @@ _MAX_NAME = 63
 class ConvertedConfig:
     """The sections of our config, and the differences from the `pipeline.config`.
 
-    The converted config does not do the `losses` at all. `notes` are remarks on settings that
-    became something else. `unconverted` fields have no counterpart.
+    `stand_in` says what trains in place of what. The converted config does not do the `losses` at
+    all. `notes` are remarks on settings that became something else. `unconverted` fields have no
+    counterpart. `is_near` is that of `NearestModel`.
     """
 
     sections: dict[str, Any]
+    stand_in: str
+    is_near: bool
     losses: Sequence[str]
     notes: Sequence[str]
     unconverted: Sequence[LeafField]
@@ -103,11 +128,25 @@ class ConvertedConfig:
         }
         return {title: items for title, items in listed.items() if items}
 
+    def summarize(self) -> list[str]:
+        """Lists what is lost and changes the accuracy: the losses, and fields by their message."""
+        messages: dict[str, list[LeafField]] = {}
+        for leaf in self.unconverted:
+            is_hidden = _NETWORK.search(leaf.path) or _NO_EFFECT.fullmatch(leaf.path)
+            is_hidden = is_hidden or _TRIFLES.fullmatch(leaf.path)
+            if not is_hidden and (self.is_near or not leaf.path.startswith("model.")):
+                messages.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
+        return [*self.losses, *map(_describe_message, messages.values())]
+
     def to_yaml(self) -> str:
-        """Returns the config as YAML, with the differences as comments at its head."""
-        lines = [f"# Converted from {self.file} of the TensorFlow Object Detection API."]
+        """Returns the config as YAML: first what trains, and what is lost, and at the end, in
+        comments as well, each difference.
+        """
+        lines = [f"# {self.stand_in}.", *_format_comments(self.summarize())]
+        lines.append(f"# Each field of {self.file} without a counterpart is listed below.")
+        end = []
         for title, items in self.list_differences().items():
-            lines += ["#", f"# {title}", *_format_comments(items)]
+            end += ["#", f"# {title}", *_format_comments(items)]
         sections = yaml.safe_dump(
             self.sections,
             sort_keys=False,
@@ -115,7 +154,18 @@ class ConvertedConfig:
             width=_WIDTH,
             default_flow_style=None,
         )
-        return "\n".join([*lines, sections])
+        return "\n".join([*lines, sections, *end[1:], ""])
+
+
+def _describe_message(leaves: Sequence[LeafField]) -> str:
+    """Describes fields of one message in a line, each with its value and, where known, ours."""
+    place, *others = leaves
+    parts = [str(place), *(str(leaf).rpartition(".")[2] for leaf in others)]
+    for number, leaf in enumerate(leaves):
+        name = leaf.path.rpartition(".")[2].partition("[")[0]
+        ours = next((text for key, text in _OURS.items() if re.fullmatch(key, name)), "")
+        parts[number] += f" (ours: {ours})" if ours else ""
+    return f"{', '.join(parts)} (line {place.line})"
 
 
 def convert(file: Path, name: str = "") -> ConvertedConfig:
@@ -133,7 +183,7 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
         raise ConfigError(f"cannot read {file}: {error}. Correct the path.") from error
     config = ConfigReader(parse_text_proto(text, str(file)), str(file))
     source, split = _read_records(config)
-    model, own_model, parameters = find_nearest_model(config)
+    model, own_model, parameters, stand_in, is_near = find_nearest_model(config)
     compare_num_classes(model, source.get("class_names"))
     stages = _read_image_stages(model, multiple=16 if own_model == "center_detector" else 32)
     pipeline = name or _derive_name(file)
@@ -142,7 +192,8 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
         evaluation.take_equal("metrics_set", "coco_detection_metrics")
     sections = {
         "pipeline": pipeline,
-        "description": f"Converted from {file.name} of the TensorFlow Object Detection API.",
+        "description": f"{stand_in}. Converted from {file.name} of the TensorFlow Object "
+        "Detection API.",
         "tags": ["detection"],
         "schedule": None,
         "storage": {"root": "../.trainyard"},
@@ -155,6 +206,8 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     }
     return ConvertedConfig(
         sections,
+        stand_in,
+        is_near,
         tuple(config.losses),
         tuple(config.notes),
         tuple(config.list_unconverted()),

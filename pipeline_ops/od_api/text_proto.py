@@ -324,10 +324,12 @@ class ConfigReader:
         self.mark_taken(name)
         return [self._validate_kind(field, kind) for _, field in self._iterate_fields(name)]
 
-    def take_equal(self, name: str, *expected: Scalar) -> None:
-        """Takes values that equal our fixed setting, in any order. Other values stay."""
-        if Counter(field.value for _, field in self._iterate_fields(name)) == Counter(expected):
+    def take_equal(self, name: str, expected: Scalar) -> bool:
+        """Takes a value that equals our setting, and returns whether it does. Others stay."""
+        values = [field.value for _, field in self._iterate_fields(name)]
+        if is_equal := values == [expected]:
             self.mark_taken(name)
+        return is_equal
 
     def iterate_leaves(self) -> Iterator[LeafField]:
         """Yields all leaves, in the order of the file."""

@@ -1,8 +1,7 @@
 """The section `train` of a `pipeline.config`.
 
-It covers the nearest model of ours, batch, steps, optimizer, learning rate over the steps, and
-random changes of images. Detectors with anchors become RetinaNet. CenterNet becomes our own small
-detector.
+It covers batch, steps, optimizer, learning rate over the steps, and random changes of images.
+`model.py` converts the model.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import Any
 
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
+from pipeline_ops.od_api.model import has_exact_backbone
+from pipeline_ops.od_api.text_proto import ConfigReader
 from pipeline_ops.registry.weights import find_checkpoint_fault
 
 _OPTIMIZERS = {
@@ -73,8 +73,8 @@ def _convert_checkpoint(
         return {}
     checkpoint = section.take("fine_tune_checkpoint", str, "")
     place = f"{section.path('fine_tune_checkpoint')}: '{checkpoint}'"
-    network = model.message("feature_extractor").take("type", str, "")
-    if backbone is None or not any(name in network for name in _EXACT_BACKBONES):
+    if backbone is None or not has_exact_backbone(model):
+        network = model.message("feature_extractor").take("type", str, "")
         problem = f"no backbone of ours is that of {network}"
     elif not (problem := find_checkpoint_fault(os.path.expanduser(checkpoint))):
         section.note_loss(
@@ -93,7 +93,7 @@ def _convert_checkpoint(
 def _convert_steps(section: ConfigReader) -> dict[str, int]:
     if section.take("num_steps", int, 0):
         return {"steps": section.take("num_steps", int, 0, _TRAIN["steps"])}
-    section.note(
+    section.note_loss(
         f"{section.path('num_steps')} is 0 or missing, which means an endless training. "
         "It became 10 epochs."
     )
@@ -104,7 +104,7 @@ def _convert_optimizer(config: ConfigReader, section: ConfigReader) -> dict[str,
     optimizer = section.message("optimizer")
     kind = optimizer.find_present(*_OPTIMIZERS)
     if kind is None:
-        section.note(
+        section.note_loss(
             f"{section.path('optimizer')}: no optimizer that has a counterpart. "
             "It became adam with our learning rate."
         )
@@ -265,7 +265,7 @@ def _convert_learning_rate(rate: ConfigReader) -> dict[str, Any]:
     if kind := rate.find_present(*_LEARNING_RATES):
         rate.mark_taken(kind)
         return _LEARNING_RATES[kind](rate.message(kind))
-    rate.note(
+    rate.note_loss(
         "train_config.optimizer: no learning rate that has a counterpart. "
         f"It became a constant {_DEFAULT_RATE}."
     )
@@ -364,218 +364,3 @@ def _convert_factor_range(inner: ConfigReader, path: str) -> float:
     stretch = min(0.99, max(0.0, round(max(1 - low, high - 1), 6)))
     inner.note(f"{path}: a factor of {low:g} to {high:g} became 1 -/+ {stretch:g}")
     return stretch
-
-
-# The model
-
-_BACKBONES = {
-    "resnet50": "ResNet50",
-    "resnet101": "ResNet101",
-    "resnet152": "ResNet101",
-    "mobilenet": "MobileNetV2",
-    "mobiledet": "MobileNetV2",
-    "spaghettinet": "MobileNetV2",
-    "efficientnet": "EfficientNetB0",
-}
-"""The backbones, by a part of the type of a feature extractor, for example
-`ssd_resnet50_v1_fpn_keras`.
-"""
-_EXACT_BACKBONES = ("resnet50", "resnet101", "efficientnet_b0", "efficientnet-b0", "mobilenet_v2")
-"""The types that have an exact counterpart, not only a nearest one."""
-
-_USUAL_DETECTIONS = 100
-"""The number of detections of an image that a config does not have to name."""
-
-_FIXED_SETTINGS: dict[str, dict[str, Scalar | tuple[Scalar, ...]]] = {
-    "": {"encode_background_as_zeros": True, "normalize_loss_by_num_matches": True},
-    "feature_extractor.fpn": {"min_level": 3, "max_level": 7},
-    "anchor_generator.multiscale_anchor_generator": {
-        "min_level": 3,
-        "max_level": 7,
-        "scales_per_octave": 3,
-        "aspect_ratios": (0.5, 1.0, 2.0),
-    },
-    "loss": {"classification_weight": 1.0, "localization_weight": 1.0},
-    "loss.classification_loss.weighted_sigmoid_focal": {"alpha": 0.25, "gamma": 2.0},
-    "matcher.argmax_matcher": {
-        "matched_threshold": 0.5,
-        "unmatched_threshold": 0.4,
-        "force_match_for_each_row": True,
-        "ignore_thresholds": False,
-    },
-    "box_predictor.weight_shared_convolutional_box_predictor": {
-        "kernel_size": 3,
-        "class_prediction_bias_init": -4.6,
-    },
-    "post_processing": {"score_converter": "SIGMOID"},
-    "post_processing.batch_non_max_suppression": {"iou_threshold": 0.5},
-}
-"""The settings of RetinaNet that are fixed in our model. Other values have no counterpart."""
-_OTHER_DEFAULTS: dict[str, Scalar] = {
-    "anchor_generator.multiscale_anchor_generator.scales_per_octave": 2,
-    "matcher.argmax_matcher.unmatched_threshold": 0.5,
-    "matcher.argmax_matcher.force_match_for_each_row": False,
-    "box_predictor.weight_shared_convolutional_box_predictor.class_prediction_bias_init": 0.0,
-    "post_processing.score_converter": "IDENTITY",
-    "post_processing.batch_non_max_suppression.iou_threshold": 0.6,
-}
-"""The API's defaults for settings that have another value in our model."""
-
-_TASKS = {
-    "masks": ("instance_mask", "mask_prediction", "mask_estimation", "mask_height"),
-    "keypoints": ("keypoint",),
-    "dense poses": ("densepose",),
-    "tracks": ("track_estimation", "track_id"),
-    "context from other frames": ("context_config", "context_features"),
-}
-"""Tasks of the API beside boxes, each with parts of the names of its fields."""
-
-
-def find_nearest_model(config: ConfigReader) -> tuple[ConfigReader, str, dict[str, Any]]:
-    """Returns the API's model, the name of ours, and its parameters. Raises ConfigError."""
-    models = config.message("model")
-    kind = models.find_present("ssd", "faster_rcnn", "center_net")
-    if kind is None:
-        raise ConfigError(
-            "pipeline.config: model must be ssd, faster_rcnn or center_net. "
-            "The catalogue has no model that is near another one."
-        )
-    model = models.message(kind)
-    _note_lost_tasks(models)
-    if kind == "center_net":
-        config.note_loss(
-            "model.center_net becomes center_detector: also without anchors, "
-            "but with a small network, a hundredth of the size"
-        )
-        return model, "center_detector", {"width": 32}
-    if kind == "faster_rcnn":
-        config.note_loss(
-            "model.faster_rcnn becomes retinanet, the nearest: it has one stage "
-            "and does not classify proposals a second time"
-        )
-    elif model.message("anchor_generator").has("ssd_anchor_generator"):
-        config.note_loss(
-            "model.ssd with ssd_anchor_generator becomes retinanet, the nearest: it has other "
-            "anchors, a pyramid with levels 3 to 7 and larger heads, so a step takes much longer"
-        )
-    else:
-        config.note(
-            "model.ssd becomes retinanet: anchors of the same kind, levels 3 to 7, focal loss, "
-            "and group normalization in its heads"
-        )
-    parameters: dict[str, Any] = {"normalization": "group"} | _convert_backbone(model)
-    if kind == "ssd":
-        parameters |= _convert_head(model)
-        _take_fixed_settings(model)
-    else:
-        parameters |= _freeze_by_default(model)
-    return model, "retinanet", parameters
-
-
-def _note_lost_tasks(models: ConfigReader) -> None:
-    fields = [leaf for leaf in models.iterate_leaves() if leaf.value is not False]
-    for task, parts in _TASKS.items():
-        if any(part in leaf.path for leaf in fields for part in parts):
-            models.note_loss(
-                f"{task}: our model finds boxes only. All fields of this task are lost."
-            )
-
-
-def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
-    """Faster R-CNN trains its batch normalization only with `batch_norm_trainable`."""
-    extractor = model.message("feature_extractor")
-    if extractor.take("batch_norm_trainable", bool, False):
-        return {}
-    model.note(
-        f"{extractor.path('batch_norm_trainable')} is false by default, so the statistics of the "
-        "backbone are frozen. That is useful only with the weights of a trained backbone "
-        "(train.warm_start)."
-    )
-    return {"frozen_batch_normalization": True}
-
-
-def compare_num_classes(model: ConfigReader, class_names: list[str] | None) -> None:
-    """Adds a note if the number of classes differs from the label map, which has precedence."""
-    count = model.take("num_classes", int, None)
-    if class_names is None:
-        model.note(
-            "There is no label_map_path. The classes are those that the records name in "
-            f"image/object/class/text, in the order of the alphabet, and not num_classes ({count}) "
-            "of the model. Records with class numbers only need a label map."
-        )
-    elif count is not None and count != len(class_names):
-        model.note(
-            f"{model.path('num_classes')} is {count}, and the label map has {len(class_names)} "
-            "classes. Our model has the classes of the label map."
-        )
-
-
-def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
-    extractor = model.message("feature_extractor")
-    kind = extractor.take("type", str, "")
-    found = next((name for key, name in _BACKBONES.items() if key in kind), None)
-    parameters: dict[str, Any] = {"backbone": found or "ResNet50"}
-    if found is None or not any(name in kind for name in _EXACT_BACKBONES):
-        model.note(
-            f"{extractor.path('type')}: {kind or 'none'} becomes the backbone "
-            f"{parameters['backbone']}, the nearest"
-        )
-    if found == "MobileNetV2" and extractor.has("depth_multiplier"):
-        alpha = extractor.take("depth_multiplier", float, 1.0)
-        parameters["backbone_parameters"] = {"alpha": alpha}
-    if model.has("freeze_batchnorm"):
-        frozen = model.take("freeze_batchnorm", bool, False)
-        parameters["frozen_batch_normalization"] = frozen
-        if frozen:
-            model.note(
-                f"{model.path('freeze_batchnorm')}: frozen statistics are useful only with the "
-                "weights of a trained backbone (train.warm_start)."
-            )
-    return parameters
-
-
-def _convert_head(model: ConfigReader) -> dict[str, Any]:
-    pyramid = model.message("feature_extractor.fpn")
-    predictor = model.message("box_predictor.weight_shared_convolutional_box_predictor")
-    has_pyramid = model.message("feature_extractor").has("fpn")
-    width = pyramid.take("additional_layer_depth", int, 256 if has_pyramid else None)
-    width = width or predictor.take("depth", int, 256)
-    predictor.take_equal("depth", width)
-    model.message("feature_extractor.bifpn").take_equal("num_filters", width)
-    is_shared = model.message("box_predictor").has("weight_shared_convolutional_box_predictor")
-    depth = predictor.take("num_layers_before_predictor", int, 0 if is_shared else 4)
-    parameters: dict[str, Any] = {"width": max(8, -(-width // 8) * 8), "depth": max(1, depth)}
-    if parameters != {"width": width, "depth": depth}:
-        model.note(
-            f"{predictor.path('')[:-1]}: {width} channels and {depth} layers become "
-            f"{parameters['width']} and {parameters['depth']}"
-        )
-    anchors = model.message("anchor_generator.multiscale_anchor_generator")
-    box_loss = model.message("loss.localization_loss")
-    if box_loss.has("weighted_giou"):
-        box_loss.mark_taken("weighted_giou")
-        parameters["box_loss"] = "giou"
-    if anchors.has("anchor_scale"):
-        parameters["anchor_scale"] = anchors.take("anchor_scale", float, 4.0)
-    suppression = model.message("post_processing.batch_non_max_suppression")
-    limit = suppression.take("max_total_detections", int, _USUAL_DETECTIONS)
-    suppression.take_equal("max_detections_per_class", limit)
-    if limit != _USUAL_DETECTIONS:
-        parameters["max_detections"] = limit
-    return parameters
-
-
-def _take_fixed_settings(model: ConfigReader) -> None:
-    for message, settings in _FIXED_SETTINGS.items():
-        parent, _, name_of_message = message.rpartition(".")
-        outer = model.message(parent) if parent else model
-        reader = outer.message(name_of_message) if message else model
-        for name, expected in settings.items():
-            reader.take_equal(name, *(expected if isinstance(expected, tuple) else (expected,)))
-            default = _OTHER_DEFAULTS.get(f"{message}.{name}")
-            if default is not None and outer.has(name_of_message) and not reader.has(name):
-                model.note_loss(
-                    f"{reader.path(name)} is {default} by default, and {expected} in our model"
-                )
-    model.message("loss.localization_loss").mark_taken("weighted_smooth_l1")
-    model.message("similarity_calculator").mark_taken("iou_similarity")

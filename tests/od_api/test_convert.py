@@ -12,6 +12,7 @@ import pytest
 import yaml
 from job_chain import run_jobs
 from od_api_files import CENTER_NET, SSD, with_paths, write_records
+from od_api_zoo import EFFICIENTDET, FASTER_RCNN, FPNLITE, MOBILENET
 
 from beam_jobs.io.example import parse
 from beam_jobs.sources.tfrecord import parse_label_map
@@ -75,10 +76,14 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     assert main(["import-od-api", str(api_folder / "pipeline.config"), "--output", str(out)]) == 0
     said = capsys.readouterr().out
     assert said.startswith(
-        f"Wrote {out}\n\nCarried over, with the nearest model of ours:\n"
-        "  retinanet; 8 steps of batch 8; sgd, learning rate 0.01\n"
-        "  images of 128x128 pixels; augmentation: flip_left_right, crops\n\nNot carried over"
+        f"Wrote {out}\n\nTrains RetinaNet with MobileNetV2, in place of SSD with FPN "
+        "(ssd_mobilenet_v2_fpn_keras): the same plan, anchors and losses, with group normalization "
+        "in pyramid and heads.\n  train_config.fine_tune_checkpoint: 'resnet50.ckpt-1' is not used"
     )
+    assert (
+        "\nCarried over:\n  retinanet; 8 steps of batch 8; sgd, learning rate 0.01\n"
+        "  images of 128x128 pixels; augmentation: flip_left_right, crops\n\nThe end of "
+    ) in said
     assert main(["validate", str(out)]) == 0
     config = load_config(out)
     assert config.pipeline == "digits_ssd"
@@ -108,6 +113,18 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
         "width": 16,
         "depth": 1,
         "anchor_scale": 2.0,
+        "scales_per_octave": 2,
+        "aspect_ratios": [1.0, 0.5, 2.0],
+        "matched_iou": 0.5,
+        "unmatched_iou": 0.5,
+        "nms_iou": 0.6,
+        "focal_alpha": 0.25,
+        "focal_gamma": 2.0,
+        "class_loss_weight": 1.0,
+        "box_loss": "smooth_l1",
+        "box_loss_delta": 1.0,
+        "box_loss_weight": 1.0,
+        "box_scales": [10.0, 10.0, 5.0, 5.0],
     }
     assert train.optimizer.clip.global_norm == 10
     assert train.optimizer.schedule.model_dump() == {
@@ -119,13 +136,53 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
         "end_factor": 0.0,
         "hold_steps": 0,
     }
-    for field in (
-        "train_config.fine_tune_checkpoint: 'resnet50.ckpt-1'",
-        "model.ssd.feature_extractor.conv_hyperparams.activation: RELU_6",
-        "model.ssd.anchor_generator.multiscale_anchor_generator.scales_per_octave: 2",
-    ):
-        assert field in said and field in " ".join(out.read_text().split("\n#     "))
+    head, _, end = " ".join(out.read_text().split("\n#     ")).partition("\npipeline: ")
+    assert "train_config.fine_tune_checkpoint: 'resnet50.ckpt-1'" in head
+    activation = "model.ssd.feature_extractor.conv_hyperparams.activation: RELU_6"
+    assert activation in end and activation not in head + said
     assert config.train.optimizer.weight_decay == pytest.approx(4e-4)
+
+
+ZOO = {
+    "fpnlite": (
+        FPNLITE,
+        "RetinaNet with MobileNetV2, in place of SSD FPNLite (ssd_mobilenet_v2_fp",
+    ),
+    "efficientdet": (EFFICIENTDET, "EfficientDet with EfficientNetB0, in place of EfficientDet ("),
+    "mobilenet": (
+        MOBILENET,
+        "RetinaNet with MobileNetV2, in place of SSD (ssd_mobilenet_v2): other",
+    ),
+    "faster_rcnn": (
+        FASTER_RCNN,
+        "RetinaNet with ResNet50, in place of Faster R-CNN (faster_rcnn_r",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_a_config_of_the_zoo_says_in_a_few_lines_what_trains_and_what_is_lost(tmp_path, kind):
+    text, stand_in = ZOO[kind]
+    found = converted(tmp_path, text)
+    assert found.stand_in.startswith(f"Trains {stand_in}")
+    lost = found.summarize()
+    assert 1 <= len(lost) <= 3, lost
+    assert sum("fine_tune_checkpoint: " in line for line in lost) == 1
+    end = found.to_yaml().partition("\npipeline: ")[2].replace("\n#    ", "")
+    for leaf in found.unconverted:
+        assert str(leaf) in end
+    assert len(found.unconverted) > 15
+
+
+def test_what_changes_the_accuracy_has_both_values(tmp_path):
+    text = FPNLITE.replace("min_level: 3 max_level: 7", "min_level: 2 max_level: 6")
+    text = text.replace("num_steps", 'freeze_variables: "a" num_steps')
+    lost = " ".join(converted(tmp_path, text).summarize())
+    for part in (
+        "multiscale_anchor_generator.min_level: 2 (ours: 3 to 7), max_level: 6 (ours: 3 to 7)",
+        "train_config.freeze_variables: 'a' (ours: all weights train, but for train.freeze)",
+    ):
+        assert part in lost
 
 
 def test_a_checkpoint_that_is_there_fills_our_backbone(api_folder, monkeypatch):
@@ -265,7 +322,7 @@ def test_batch_normalization_of_faster_rcnn_is_frozen_by_default(tmp_path, train
         tmp_path, text.replace("feature_extractor {", f"feature_extractor {{ {trainable}")
     )
     assert found.sections["train"]["model_parameters"].get("frozen_batch_normalization") == frozen
-    assert any("frozen" in note for note in found.notes) == bool(frozen)
+    assert any("frozen" in loss for loss in found.losses) == bool(frozen)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +349,7 @@ def test_a_lost_task_comes_first(tmp_path, kind, fields, task):
     )
     found = converted(tmp_path, text)
     first = next(iter(found.list_differences().values()))[0]
-    assert first.startswith(task or f"model.{kind} becomes")
+    assert first == found.summarize()[0] and first.startswith(task or f"model.{kind}.feature_extra")
 
 
 def test_what_changes_the_result_is_listed_apart(tmp_path):
@@ -301,11 +358,11 @@ def test_what_changes_the_result_is_listed_apart(tmp_path):
         "replicas_to_aggregate: 8 startup_delay_steps: 0 max_number_of_boxes: 100 "
         "data_augmentation_options { ssd_random_crop_pad { } } num_steps",
     )
-    text = text.replace("feature_extractor {", "feature_extractor { use_depthwise: true ")
+    text = text.replace("feature_extractor {", "feature_extractor { min_depth: 16 ")
     found = converted(tmp_path, text).list_differences()
     assert [(title.split()[0], len(items)) for title, items in found.items()] == [
         ("Not", 1),
-        ("Settings", 4),
+        ("Settings", 3),
         ("Details", 1),
         ("Fields", 3),
     ]
@@ -405,17 +462,22 @@ def test_sizes_of_images(tmp_path, resizer, stage, channels):
 
 
 @pytest.mark.parametrize(
-    ("kind", "model"),
-    [("ssd", "retinanet"), ("faster_rcnn", "retinanet"), ("center_net", "center_detector")],
+    ("kind", "model", "said"),
+    [
+        ("ssd", "retinanet", "RetinaNet with ResNet50, in place of SSD with FPN (ssd_resnet50"),
+        ("faster_rcnn", "retinanet", "RetinaNet with ResNet50, in place of Faster R-CNN"),
+        ("center_net", "center_detector", "center_detector in place of CenterNet"),
+    ],
 )
-def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
+def test_the_nearest_model_is_said_plainly(tmp_path, kind, model, said):
     found = converted(
         tmp_path,
         (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace("ssd {", f"{kind} {{"),
     )
     assert found.sections["train"]["model"] == model
-    said = (*found.losses, *found.notes)
-    assert any(note.startswith(f"model.{kind} becomes {model}") for note in said)
+    assert found.stand_in.startswith(f"Trains {said}")
+    assert found.sections["description"].startswith(found.stand_in)
+    assert found.to_yaml().startswith(f"# {found.stand_in}.\n")
 
 
 @pytest.mark.parametrize(
@@ -424,7 +486,8 @@ def test_the_nearest_model_is_said_plainly(tmp_path, kind, model):
         ("ssd_mobilenet_v2_fpn_keras", "MobileNetV2"),
         ("ssd_mobiledet_cpu", "MobileNetV2"),
         ("ssd_spaghettinet", "MobileNetV2"),
-        ("ssd_efficientnet-b3_bifpn_keras", "EfficientNetB0"),
+        ("ssd_efficientnet-b3_bifpn_keras", "EfficientNetB3"),
+        ("ssd_efficientnet-b6_bifpn_keras", "EfficientNetB4"),
         ("ssd_inception_v2", "ResNet50"),
     ],
 )
@@ -432,25 +495,19 @@ def test_the_nearest_backbone_is_noted_if_it_is_another_one(tmp_path, extractor,
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
     found = converted(tmp_path, text.replace("ssd_resnet50_v1_fpn_keras", extractor))
     assert found.sections["train"]["model_parameters"]["backbone"] == backbone
-    noted = any(f"{extractor} becomes the backbone {backbone}" in note for note in found.notes)
-    assert noted == (extractor != "ssd_mobilenet_v2_fpn_keras")
+    is_told = f"with {backbone}, the nearest to {extractor}," in found.stand_in
+    is_exact = extractor in ("ssd_mobilenet_v2_fpn_keras", "ssd_efficientnet-b3_bifpn_keras")
+    assert is_told != is_exact
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ("matcher { argmax_matcher { } }", "unmatched_threshold is 0.5 by default, and 0.4 in our"),
         (
             "matcher { argmax_matcher { } }",
             "force_match_for_each_row is False by default, and True",
         ),
-        ("matcher { argmax_matcher { unmatched_threshold: 0.4 } }", None),
         ("matcher { bipartite_matcher { } }", None),
-        (
-            "anchor_generator { multiscale_anchor_generator { anchor_scale: 3 } }",
-            "scales_per_octave is 2 by default, and 3 in our model",
-        ),
-        ("post_processing { batch_non_max_suppression { } }", "iou_threshold is 0.6 by default"),
         ("post_processing { }", "post_processing.score_converter is IDENTITY by default, and SIG"),
         (
             "box_predictor { weight_shared_convolutional_box_predictor { } }",
@@ -460,19 +517,24 @@ def test_the_nearest_backbone_is_noted_if_it_is_another_one(tmp_path, extractor,
 )
 def test_a_default_of_the_api_that_our_model_has_otherwise_is_listed(tmp_path, fields, message):
     text = MINIMAL % (MOMENTUM % "constant_learning_rate { }")
-    losses = converted(tmp_path, text.replace("ssd {", f"ssd {{ {fields}")).losses
+    notes = converted(tmp_path, text.replace("ssd {", f"ssd {{ {fields}")).notes
     if message is None:
-        assert not any("unmatched_threshold" in loss for loss in losses)
+        assert not any("force_match" in note for note in notes)
     else:
-        assert any(message in loss for loss in losses)
+        assert any(message in note for note in notes)
 
 
 def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
     text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
         "ssd {", "ssd { anchor_generator { ssd_anchor_generator { num_layers: 6 } }"
     )
-    first = converted(tmp_path, text).losses[0]
-    assert first.startswith("model.ssd with ssd_anchor_generator becomes retinanet")
+    found = converted(tmp_path, text)
+    assert found.stand_in.endswith(
+        "in place of SSD (ssd_resnet50_v1_fpn_keras): other anchors, and a pyramid with levels 3 "
+        "to 7, as in SSD FPNLite"
+    )
+    assert not any("num_layers" in line for line in found.summarize())
+    assert "num_layers: 6" in found.to_yaml()
 
 
 @pytest.mark.parametrize(

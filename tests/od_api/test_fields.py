@@ -34,6 +34,12 @@ SGD, ADAM = f"{OPTIMIZER}.momentum_optimizer", f"{OPTIMIZER}.adam_optimizer"
 RMSPROP = f"{OPTIMIZER}.rms_prop_optimizer"
 AUGMENT = f"{TRAIN}.data_augmentation_options"
 PREDICTOR = f"{SSD}.box_predictor.weight_shared_convolutional_box_predictor"
+ANCHORS = f"{SSD}.anchor_generator.multiscale_anchor_generator"
+MATCHER, CODER = f"{SSD}.matcher.argmax_matcher", f"{SSD}.box_coder.faster_rcnn_box_coder"
+SUPPRESSION = f"{SSD}.post_processing.batch_non_max_suppression"
+LOSS = f"{SSD}.loss"
+BOX_LOSS = f"{LOSS}.localization_loss"
+FOCAL = f"{LOSS}.classification_loss.weighted_sigmoid_focal"
 READER, PATHS = "train_input_reader", "tf_record_input_reader.input_path"
 BASE = {
     f"{SSD}.image_resizer.fixed_shape_resizer.height": 320,
@@ -314,8 +320,89 @@ CASES = [
         {f"{SSD}.anchor_generator.multiscale_anchor_generator.anchor_scale": 3.0},
         model(anchor_scale=3.0),
     ),
-    ({f"{SSD}.loss.localization_loss.weighted_giou": {}}, model(box_loss="giou")),
-    ({f"{SSD}.loss.localization_loss.weighted_smooth_l1": {}}, model(box_loss=None)),
+    (
+        {
+            f"{ANCHORS}.aspect_ratios": 3.0,  # width by height, and ours is height by width
+            f"{ANCHORS}.scales_per_octave": 4,
+        },
+        model(aspect_ratios=[0.333333], scales_per_octave=4),
+    ),
+    (
+        {f"{ANCHORS}.anchor_scale": 4.0},
+        model(aspect_ratios=[1.0, 0.5, 2.0], scales_per_octave=2),
+    ),
+    (
+        {f"{MATCHER}.matched_threshold": 0.6, f"{MATCHER}.unmatched_threshold": 0.3},
+        model(matched_iou=0.6, unmatched_iou=0.3),
+    ),
+    ({MATCHER: {}}, model(matched_iou=0.5, unmatched_iou=0.5)),
+    ({f"{SUPPRESSION}.iou_threshold": 0.7}, model(nms_iou=0.7)),
+    ({f"{SUPPRESSION}.max_total_detections": 100}, model(nms_iou=0.6)),
+    # the losses
+    (
+        {f"{BOX_LOSS}.weighted_smooth_l1": {}},
+        model(
+            box_loss="smooth_l1",
+            box_loss_delta=1.0,
+            box_loss_weight=1.0,
+            box_scales=[10.0, 10.0, 5.0, 5.0],
+        ),
+    ),
+    (
+        {
+            f"{BOX_LOSS}.weighted_smooth_l1.delta": 0.5,
+            f"{LOSS}.localization_weight": 3.0,
+            f"{SSD}.normalize_loc_loss_by_codesize": True,
+        },
+        model(box_loss_delta=0.5, box_loss_weight=0.375),
+    ),
+    (
+        {f"{BOX_LOSS}.weighted_giou": {}, f"{LOSS}.localization_weight": 2.0},
+        model(box_loss="giou", box_loss_weight=2.0),
+    ),
+    (
+        {
+            f"{CODER}.y_scale": 1.0,
+            f"{CODER}.x_scale": 2.0,
+            f"{CODER}.height_scale": 3.0,
+            f"{CODER}.width_scale": 4.0,
+        },
+        model(box_scales=[1.0, 2.0, 3.0, 4.0]),
+    ),
+    (
+        {f"{FOCAL}.alpha": 0.75, f"{FOCAL}.gamma": 1.5, f"{LOSS}.classification_weight": 0.5},
+        model(focal_alpha=0.75, focal_gamma=1.5, class_loss_weight=0.5),
+    ),
+    ({FOCAL: {}}, model(focal_alpha=None, focal_gamma=2.0)),
+    (
+        {f"{LOSS}.classification_loss.weighted_sigmoid": {}},
+        model(focal_alpha=None, focal_gamma=0.0),
+    ),
+    # pyramid and heads
+    (
+        MOBILE
+        | {
+            f"{SSD}.feature_extractor.use_depthwise": True,
+            f"{PREDICTOR}.use_depthwise": True,
+            f"{PREDICTOR}.conv_hyperparams.activation": "RELU_6",
+        },
+        model(separable=True, activation="relu6"),
+    ),
+    (
+        {
+            f"{SSD}.feature_extractor.type": "ssd_efficientnet-b2_bifpn_keras",
+            f"{SSD}.feature_extractor.bifpn.num_iterations": 5,
+            f"{SSD}.feature_extractor.bifpn.num_filters": 112,
+            f"{PREDICTOR}.conv_hyperparams.activation": "SWISH",
+        },
+        model(
+            backbone="EfficientNetB2", bifpn_rounds=5, width=112, separable=True, activation="silu"
+        ),
+    ),
+    (
+        MOBILE | {f"{SSD}.anchor_generator.ssd_anchor_generator.num_layers": 6},
+        model(width=128, depth=4, separable=True, anchor_scale=None),
+    ),
     ({f"{SSD}.freeze_batchnorm": True}, model(frozen_batch_normalization=True)),
     ({f"{SSD}.freeze_batchnorm": False}, model(frozen_batch_normalization=False)),
     (RCNN, model(backbone="ResNet101", frozen_batch_normalization=True)),

@@ -7,7 +7,7 @@ CARRIED_OVER = """
 model {
   ssd {
     num_classes: 7
-    post_processing { batch_non_max_suppression { max_total_detections: 7 } }
+    post_processing { batch_non_max_suppression { max_total_detections: 7 iou_threshold: 0.25 } }
     image_resizer {
       fixed_shape_resizer { height: 7 width: 7 convert_to_grayscale: true }
       keep_aspect_ratio_resizer {
@@ -18,17 +18,33 @@ model {
       type: 'x'
       conv_hyperparams { regularizer { l2_regularizer { weight: 0.01 } } }
       fpn { additional_layer_depth: 7 }
+      bifpn { num_iterations: 7 num_filters: 7 }
+      use_depthwise: true
     }
-    matcher { argmax_matcher { force_match_for_each_row: true } }
+    box_coder {
+      faster_rcnn_box_coder { y_scale: 0.25 x_scale: 0.25 height_scale: 0.25 width_scale: 0.25 }
+    }
+    matcher {
+      argmax_matcher {
+        force_match_for_each_row: true matched_threshold: 0.25 unmatched_threshold: 0.25
+      }
+    }
+    normalize_loc_loss_by_codesize: true
     similarity_calculator { iou_similarity { } }
     encode_background_as_zeros: true
     box_predictor {
-      weight_shared_convolutional_box_predictor { num_layers_before_predictor: 7 depth: 7 }
+      weight_shared_convolutional_box_predictor {
+        num_layers_before_predictor: 7 depth: 7 use_depthwise: true
+        conv_hyperparams { activation: SWISH }
+      }
     }
-    anchor_generator { multiscale_anchor_generator { anchor_scale: 0.25 } }
+    anchor_generator {
+      multiscale_anchor_generator { anchor_scale: 0.25 aspect_ratios: 0.25 scales_per_octave: 7 }
+    }
     loss {
-      classification_loss { weighted_sigmoid_focal { alpha: 0.25 } }
-      localization_loss { weighted_giou { } }
+      classification_loss { weighted_sigmoid_focal { alpha: 0.25 gamma: 0.25 } }
+      localization_loss { weighted_giou { } weighted_smooth_l1 { delta: 0.25 } }
+      classification_weight: 0.25 localization_weight: 0.25
     }
     freeze_batchnorm: true
   }
@@ -110,7 +126,7 @@ model {
     feature_extractor { conv_hyperparams { regularizer { l1_regularizer { weight: 0.25 } } } }
     matcher {
       argmax_matcher {
-        matched_threshold: 0.25 unmatched_threshold: 0.25 ignore_thresholds: true
+        ignore_thresholds: true
         negatives_lower_than_unmatched: false
       }
     }
@@ -131,7 +147,7 @@ model {
         height_offset: 7 width_offset: 7
       }
       multiscale_anchor_generator {
-        min_level: 7 max_level: 9 aspect_ratios: 0.25 scales_per_octave: 7
+        min_level: 7 max_level: 9
         normalize_coordinates: false
       }
       flexible_grid_anchor_generator {
@@ -144,7 +160,7 @@ model {
     }
     post_processing {
       batch_non_max_suppression {
-        score_threshold: 0.25 iou_threshold: 0.25 max_detections_per_class: 7
+        score_threshold: 0.25 max_detections_per_class: 7
         use_class_agnostic_nms: true max_classes_per_detection: 7
         soft_nms_sigma: 0.25 change_coordinate_frame: false use_hard_nms: true
       }
@@ -159,11 +175,11 @@ model {
         temperature_scaling_calibration { scaler: 0.25 }
       }
     }
-    normalize_loss_by_num_matches: false normalize_loc_loss_by_codesize: true
+    normalize_loss_by_num_matches: false
     loss {
       localization_loss {
         weighted_l2 { anchorwise_output: true }
-        weighted_smooth_l1 { anchorwise_output: true delta: 0.25 }
+        weighted_smooth_l1 { anchorwise_output: true }
         weighted_iou { } l1_localization_loss { }
       }
       classification_loss {
@@ -171,7 +187,7 @@ model {
         weighted_softmax { anchorwise_output: true logit_scale: 0.25 }
         weighted_logits_softmax { anchorwise_output: true logit_scale: 0.25 }
         bootstrapped_sigmoid { alpha: 0.25 hard_bootstrap: true anchorwise_output: true }
-        weighted_sigmoid_focal { anchorwise_output: true gamma: 0.25 }
+        weighted_sigmoid_focal { anchorwise_output: true }
         penalty_reduced_logistic_focal_loss { alpha: 0.25 beta: 0.25 }
         weighted_dice_classification_loss {
           squared_normalization: true is_prediction_probability: true
@@ -181,7 +197,6 @@ model {
         num_hard_examples: 7 iou_threshold: 0.25 loss_type: LOCALIZATION
         max_negatives_per_positive: 7 min_negatives_per_image: 7
       }
-      classification_weight: 0.25 localization_weight: 0.25
       random_example_sampler { positive_sample_fraction: 0.25 }
       equalization_loss { weight: 0.25 exclude_prefixes: 'x' }
       expected_loss_weights: REWEIGHTING_UNMATCHED_ANCHORS min_num_negative_samples: 0.25
@@ -336,13 +351,12 @@ model {
         group_norm { } regularize_depthwise: true force_use_bias: true
       }
       override_base_feature_extractor_hyperparams: true pad_to_multiple: 7
-      use_explicit_padding: true use_depthwise: true
+      use_explicit_padding: true
       fpn { min_level: 7 max_level: 9 }
-      bifpn { min_level: 7 max_level: 9 num_iterations: 7 num_filters: 7 combine_method: 'x' }
+      bifpn { min_level: 7 max_level: 9 combine_method: 'x' }
       num_layers: 7 spaghettinet_arch_name: 'x'
     }
     box_coder {
-      faster_rcnn_box_coder { y_scale: 0.25 x_scale: 0.25 height_scale: 0.25 width_scale: 0.25 }
       mean_stddev_box_coder { stddev: 0.25 }
       square_box_coder { y_scale: 0.25 x_scale: 0.25 length_scale: 0.25 }
       keypoint_box_coder {
@@ -370,7 +384,7 @@ model {
       weight_shared_convolutional_box_predictor {
         apply_conv_hyperparams_to_heads: true apply_conv_hyperparams_pointwise: true
         kernel_size: 7 box_code_size: 7 class_prediction_bias_init: 0.25 use_dropout: true
-        dropout_keep_probability: 0.25 share_prediction_tower: true use_depthwise: true
+        dropout_keep_probability: 0.25 share_prediction_tower: true
         score_converter: SIGMOID
         box_encodings_clip_range { min: 0.25 max: 0.25 }
       }
@@ -400,7 +414,7 @@ model {
   }
   center_net {
     feature_extractor {
-      type: 'x' channel_means: 0.25 channel_stds: 0.25 bgr_ordering: true use_depthwise: true
+      channel_means: 0.25 channel_stds: 0.25 bgr_ordering: true use_depthwise: true
       depth_multiplier: 0.25 use_separable_conv: true upsampling_interpolation: 'x'
     }
     use_depthwise: true

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text
 from pipeline_ops.config.pipeline import PIPELINE_PATTERN, PipelineConfig
@@ -63,19 +64,25 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, text.encode())
     print(f"Wrote {output}")
-    lists = {"Carried over, with the nearest model of ours:": _list_carried_over(config)}
-    for title, items in (lists | converted.list_differences()).items():
-        print(f"\n{title}")
-        for item in items:
-            print(f"  {item}")
+    print(f"\n{converted.stand_in}.")
+    for item in converted.summarize():
+        print(f"  {item}")
+    print("\nCarried over:")
+    for item in _list_carried_over(config, converted.sections["preprocess"]["source"]):
+        print(f"  {item}")
+    number = sum(map(len, converted.list_differences().values()))
+    print(f"\nThe end of {output} lists each difference: {number}.")
     print(f"\nNext:  trainyard validate --deep {output}")
     return 0
 
 
-def _list_carried_over(config: PipelineConfig) -> list[str]:
+def _list_carried_over(config: PipelineConfig, source: dict[str, Any]) -> list[str]:
     train, size = config.train, config.preprocess.stages[-1].parameters
     augmentation = ", ".join(train.input.augment.model_dump(exclude_unset=True)) or "none"
+    parts = [part["files"] for part in source["parts"]]
+    missing = [files for files in parts if not any(Path(source["path"]).glob(files))]
     return [
+        *([f"no records yet: {', '.join(missing)}"] if missing else []),
         f"{train.model}; {train.length} of batch {train.batch_size}; "
         f"{train.optimizer.name}, learning rate {train.learning_rate:g}",
         f"images of {size['height']}x{size['width']} pixels; augmentation: {augmentation}",

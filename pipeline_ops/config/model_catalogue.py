@@ -88,6 +88,7 @@ CATALOGUE: Mapping[str, CatalogueModel] = {
             "separable",
             "bifpn_rounds",
             "frozen_batch_normalization",
+            "batch_normalization_momentum",
             "anchor_scale",
             "scales_per_octave",
             "aspect_ratios",

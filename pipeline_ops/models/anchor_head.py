@@ -133,7 +133,10 @@ class AnchorHead(Head):
         rules: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
             "anchor_scale": ("above 0", positive),
             "scales_per_octave": ("at least 1", lambda value: value >= 1),
-            "aspect_ratios": ("numbers above 0", lambda values: all(map(positive, values))),
+            "aspect_ratios": (
+                "numbers above 0",
+                lambda values: bool(values) and all(map(positive, values)),
+            ),
             "matched_iou": ("from 0 to 1", lambda value: 0 <= value <= 1),
             "unmatched_iou": ("from 0 to matched_iou", lambda v: 0 <= v <= self.matched_iou),
             "box_loss": ("smooth_l1 or giou", lambda value: value in get_args(BoxLoss)),

@@ -50,14 +50,14 @@ def make_per_example(
     if str(getattr(found, "__module__", "")).startswith("keras.") and hasattr(found, "__name__"):
         return _adapt(found, where, arguments)
     kind = found if isinstance(found, type) else type(found)
-    if issubclass(kind, keras.metrics.Metric):
-        raise ConfigError(
-            f"{where} is a metric of Keras, which reduces a batch to one number. "
-            f"{_PER_EXAMPLE_HINT}"
-        )
-    if issubclass(kind, keras.losses.Loss):
-        found, arguments = found(**arguments) if kind is found else found, {}
+    if isinstance(found, type) and issubclass(found, keras.losses.Loss):
+        found, arguments = found(**arguments), {}
         found.reduction = "none"
+    elif issubclass(kind, (keras.losses.Loss, keras.metrics.Metric)):
+        raise ConfigError(
+            f"{where} is {'the class' if kind is found else 'an object of the class'} "
+            f"{kind.__name__} of Keras, which reduces a batch to one number. {_PER_EXAMPLE_HINT}"
+        )
     compute = tf.function(functools.partial(found, **arguments))  # AutoGraph is off in the loops
 
     @functools.wraps(found)

@@ -197,6 +197,11 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
     if found == "MobileNetV2" and extractor.has("depth_multiplier"):
         alpha = extractor.take("depth_multiplier", float, 1.0)
         parameters["backbone_parameters"] = {"alpha": alpha}
+    moments = extractor.message("conv_hyperparams.batch_norm")
+    if moments.has("decay") and extractor.take(
+        "override_base_feature_extractor_hyperparams", bool, False
+    ):
+        parameters["batch_normalization_momentum"] = moments.take("decay", float, 0.999)
     if model.has("freeze_batchnorm"):
         frozen = model.take("freeze_batchnorm", bool, False)
         parameters["frozen_batch_normalization"] = frozen

@@ -360,6 +360,7 @@ def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_
         ({"max_boxes": 0}, "max_boxes must be at least 1, got 0"),
         ({"box_scales": [10, 10, 5]}, "box_scales must be four numbers above 0, got"),
         ({"unmatched_iou": 0.6}, "unmatched_iou must be from 0 to matched_iou, got 0.6"),
+        ({"aspect_ratios": []}, r"aspect_ratios must be numbers above 0, got \[\]"),
         ({"focal_alpha": 25}, "focal_alpha must be from 0 to 1, or null, got 25"),
     ],
 )

@@ -181,11 +181,30 @@ def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
         ({"width": 12}, "width must be a multiple of 8, got 12"),
         ({"depth": 0}, "depth must be at least 1, got 0"),
         ({"normalization": "batch"}, "normalization must be none or group, got batch"),
+        ({"batch_normalization_momentum": 1.0}, "must be from 0 to below 1, or null, got 1.0"),
     ],
 )
 def test_what_can_not_be_built_is_refused(options, problem):
     with pytest.raises(ConfigError, match=problem):
         build(**options)
+
+
+def test_the_statistics_of_a_backbone_settle_as_fast_as_its_momentum_says():
+    """Inference takes them. Those of MobileNetV2 need thousands of steps with Keras's momentum."""
+    images = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 1)).astype(np.float32)
+    rests = {}
+    for momentum in (None, 0.5):
+        options = {"frozen_batch_normalization": False, "batch_normalization_momentum": momentum}
+        model = build(size=64, **options)
+        [network] = [each for each in model.layers if "mobilenet" in each.name]
+        layer = network.get_layer("bn_Conv1")
+        means = []
+        for _ in range(21):
+            model(images, training=True)
+            means.append(layer.moving_mean.numpy())
+        # A settled mean is that of the batch, which is always the same.
+        rests[momentum] = np.abs(means[-1] - means[-2]).max() / np.abs(means[0]).max()
+    assert rests[0.5] < 1e-5 < 0.9 < rests[None]
 
 
 @pytest.mark.models

@@ -110,6 +110,7 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
         "backbone": "MobileNetV2",
         "backbone_parameters": {"alpha": 0.35},
         "frozen_batch_normalization": True,
+        "batch_normalization_momentum": 0.997,
         "width": 16,
         "depth": 1,
         "anchor_scale": 2.0,

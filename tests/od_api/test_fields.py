@@ -382,6 +382,18 @@ CASES = [
     (
         MOBILE
         | {
+            f"{SSD}.feature_extractor.override_base_feature_extractor_hyperparams": True,
+            f"{SSD}.feature_extractor.conv_hyperparams.batch_norm.decay": 0.997,
+        },
+        model(batch_normalization_momentum=0.997),
+    ),
+    (
+        MOBILE | {f"{SSD}.feature_extractor.conv_hyperparams.batch_norm.decay": 0.997},
+        model(batch_normalization_momentum=None),  # the API has it for the other layers alone
+    ),
+    (
+        MOBILE
+        | {
             f"{SSD}.feature_extractor.use_depthwise": True,
             f"{PREDICTOR}.use_depthwise": True,
             f"{PREDICTOR}.conv_hyperparams.activation": "RELU_6",
@@ -676,6 +688,7 @@ def find_lists(converted: ConvertedConfig, leaf: LeafField) -> set[str]:
 
 _RATE = f"{SGD}.learning_rate"
 NEEDED = {
+    f"{SSD}.feature_extractor.override_base_feature_extractor_hyperparams": True,
     f"{_RATE}.cosine_decay_learning_rate.total_steps": 20_000,
     f"{_RATE}.manual_step_learning_rate.schedule.step": 7,
 }

@@ -16,7 +16,9 @@ model {
     }
     feature_extractor {
       type: 'x'
-      conv_hyperparams { regularizer { l2_regularizer { weight: 0.01 } } }
+      conv_hyperparams {
+        regularizer { l2_regularizer { weight: 0.01 } } batch_norm { decay: 0.25 }
+      }
       fpn { additional_layer_depth: 7 }
       bifpn { num_iterations: 7 num_filters: 7 }
       use_depthwise: true
@@ -347,7 +349,7 @@ model {
           keras_initializer_by_name: 'x'
         }
         activation: SWISH
-        batch_norm { decay: 0.25 center: false scale: true epsilon: 0.25 train: false }
+        batch_norm { center: false scale: true epsilon: 0.25 train: false }
         group_norm { } regularize_depthwise: true force_use_bias: true
       }
       override_base_feature_extractor_hyperparams: true pad_to_multiple: 7

@@ -69,7 +69,7 @@ def binary_of_logits(labels, outputs):
 
 
 class Focal(keras.losses.Loss):
-    """For whole numbers."""
+    """A focal loss for whole numbers as labels."""
 
     def __init__(self, gamma=2.0, name="focal"):
         super().__init__(name=name)
@@ -80,7 +80,7 @@ class Focal(keras.losses.Loss):
 
 
 class OneHotFocal(Focal):
-    """For labels of to_categorical."""
+    """A focal loss for labels of to_categorical."""
 
     def call(self, y_true, y_pred):
         p = tf.clip_by_value(y_pred, 1e-7, 1 - 1e-7)

@@ -178,7 +178,9 @@ def _to_tflite(module: Any, representative: Iterator[np.ndarray] | None = None) 
     from pipeline_ops.input.tensorflow_start import tf
 
     with tempfile.TemporaryDirectory(prefix="trainyard-convert-") as folder:
-        tf.saved_model.save(module, folder, signatures={_IMAGES: module.images})
+        # Gradients of tf.nn.silu cannot be saved here, and no converter needs them.
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(module, folder, {_IMAGES: module.images}, options)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[_IMAGES])
         if representative is not None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -22,7 +22,8 @@ def losses(make_job, host_pool, model: str, name: str, **overrides) -> list[floa
         "train__model": DETECTOR_KINDS[model][0],
         "train__model_parameters": DETECTOR_KINDS[model][1],
         "train__global_batch_size": 16,
-        "train__optimizer": SGD,
+        # The first steps of separable heads are small.
+        "train__optimizer": SGD if model in DETECTORS else SGD | {"learning_rate": 1e-3},
         "train__input.augment": AUGMENT,
     }
     job = make_job(name, **options | overrides)

@@ -64,6 +64,9 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     weights = [
         w + np.float32(3.0) if w.shape in ((10,), (60,), (90,)) else w for w in model.get_weights()
     ]  # the biases of 10 classes, or of 10 classes at six or nine anchors
+    for number, variable in enumerate(model.weights):
+        if variable.path.endswith("class_last/pointwise_kernel"):  # or all anchors answer alike
+            weights[number] = 400 * weights[number]
     model.set_weights(weights)
     write_arrays(folder / "work" / TRAINED, weights)
     export_saved_model(

@@ -39,11 +39,10 @@ from pipeline_ops.config.model_catalogue import (
 )
 from pipeline_ops.storage.open_store import validate_no_credentials
 
-DebugSwitch = Literal["numerics", "determinism", "eager", "dump"]
+DebugSwitch = Literal["numerics", "determinism", "eager"]
 """numerics: the first operation that produces an infinite value or NaN reports its name and its
 line of code. determinism: operations that are not repeatable to the bit are replaced or refused.
-eager: no function is compiled, so a debugger stops inside a step. dump: tensors are recorded for
-TensorBoard's debugger."""
+eager: no function is compiled, so a debugger stops inside a step."""
 
 
 class Divergence(Section):
@@ -1122,7 +1121,7 @@ class Train(TaskSection):
     def _validate_xla(self) -> None:
         if self.xla == "none":
             return
-        for switch in ("numerics", "eager", "dump"):
+        for switch in ("numerics", "eager"):
             if switch in self.debug:
                 raise ValueError(
                     f"debug: {switch} looks at single operations, and xla: {self.xla} compiles "

@@ -16,13 +16,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image
 
 from pipeline_ops.artifacts.results import Epoch, GpuUsage, StepShares
 from pipeline_ops.config.train import Tensorboard
 from pipeline_ops.input.reading import build_evaluation_dataset
 from pipeline_ops.models.detection import Boxes, Detection, Detections
 from pipeline_ops.models.task import Task
+from pipeline_ops.pages.drawing import CELL_PIXELS, LabelledBox, count_boxes, draw_cell
 from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import cast_to_float
@@ -121,9 +122,6 @@ class TensorboardWriter:
         tf.summary.image("predictions", drawn, max_outputs=len(drawn))
 
 
-_MIN_SIDE = 96
-_CAPTION_PIXELS = 14
-_LABEL_COLOR, _CORRECT_COLOR, _WRONG_COLOR = (40, 110, 220), (40, 160, 70), (200, 50, 40)
 _MIN_SCORE, _MAX_DETECTIONS = 0.2, 20
 """As the Object Detection API draws them."""
 
@@ -133,58 +131,41 @@ def draw_classes(
 ) -> np.ndarray:
     """Draws each image, uint8 with 1 or 3 channels, with its prediction below.
 
-    Returns uint8 [N, H', W', 3], on green where the prediction is right, or on red with the label.
+    Returns uint8 [N, H', W', 3], with a green text where the prediction is right, or a red one.
     """
     drawn, predictions_N = [], np.argmax(logits_NC, axis=-1)
     for image, label, prediction in zip(images_NHWC, labels_N.numpy(), predictions_N, strict=True):
-        caption, color = class_names[prediction], _CORRECT_COLOR
-        if prediction != label:
-            caption, color = f"{caption}, is {class_names[label]}", _WRONG_COLOR
-        picture = ImageOps.expand(_make_picture(image), (0, 0, 0, _CAPTION_PIXELS), color)
-        top = picture.height - _CAPTION_PIXELS + 1
-        ImageDraw.Draw(picture).text((2, top), caption, fill=(255, 255, 255))
-        drawn.append(np.asarray(picture))
+        names = [class_names[number] for number in (label, prediction)]
+        color = "#080" if prediction == label else "#b00"
+        drawn.append(_draw(image, (), f"truth: {names[0]}", f"prediction: {names[1]}", color))
     return np.stack(drawn)
 
 
 def draw_boxes(
     images_NHWC: np.ndarray, labels: Boxes, detections: Detections, class_names: Sequence[str]
 ) -> np.ndarray:
-    """Draws the detections in each image, and to the right the boxes of its labels.
+    """Draws the boxes of the labels in each image, and to the right the detections.
 
     Maps images uint8 with 1 or 3 channels to uint8 [N, H', 2 W', 3].
     """
     drawn = []
-    detected_N = zip(*(values.numpy() for values in detections[:3]), strict=True)
-    labels_N = zip(labels.corners.numpy(), labels.classes.numpy(), strict=True)
-    for image, (boxes, scores, found), (corners, classes) in zip(
-        images_NHWC, detected_N, labels_N, strict=True
+    values = (labels.corners, labels.classes, *detections[:3])
+    for image, corners, classes, boxes, scores, found in zip(
+        images_NHWC, *(value.numpy() for value in values), strict=True
     ):
+        truth = [
+            LabelledBox(corners[i], class_names[classes[i]]) for i in np.flatnonzero(classes >= 0)
+        ]
         shown = np.flatnonzero(scores >= _MIN_SCORE)[:_MAX_DETECTIONS]
-        captions = [f"{class_names[found[i]]} {scores[i]:.2f}" for i in shown]
-        left = _draw_boxes(image, boxes[shown], captions, _CORRECT_COLOR)
-        labelled = np.flatnonzero(classes >= 0)
-        captions = [class_names[classes[i]] for i in labelled]
-        right = _draw_boxes(image, corners[labelled], captions, _LABEL_COLOR)
+        prediction = [LabelledBox(boxes[i], class_names[found[i]], scores[i]) for i in shown]
+        left = _draw(image, truth, f"truth: {count_boxes(len(truth))}")
+        right = _draw(image, prediction, f"prediction: {count_boxes(len(prediction))}")
         drawn.append(np.concatenate([left, right], axis=1))
     return np.stack(drawn)
 
 
-def _draw_boxes(
-    image_HWC: np.ndarray, corners_N4: np.ndarray, captions: list[str], color: tuple[int, int, int]
-) -> np.ndarray:
-    picture = _make_picture(image_HWC)
-    pen = ImageDraw.Draw(picture)
-    sides = np.array([picture.height, picture.width] * 2)
-    for corners, caption in zip(corners_N4 * sides, captions, strict=True):
-        top, left, bottom, right = map(round, corners.tolist())
-        pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=color)
-        pen.text((left + 2, top + 1), caption, fill=color)
-    return np.asarray(picture)
-
-
-def _make_picture(image_HWC: np.ndarray) -> Image.Image:
+def _draw(image_HWC: np.ndarray, boxes: Sequence[LabelledBox], *texts: str) -> np.ndarray:
     pixels = image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]
-    picture = Image.fromarray(pixels).convert("RGB")
-    scale = max(1, -(-_MIN_SIDE // min(picture.size)))
-    return ImageOps.scale(picture, scale, Image.Resampling.NEAREST)
+    side = max(CELL_PIXELS, *pixels.shape[:2])
+    title, *rest = texts
+    return np.asarray(draw_cell(Image.fromarray(pixels), boxes, title, *(rest or [""]), side=side))

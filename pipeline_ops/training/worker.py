@@ -59,7 +59,7 @@ from pipeline_ops.models.task import Task
 from pipeline_ops.models.user_errors import convert_training_errors
 from pipeline_ops.registry.weights import fetch_weights
 from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.storage.local_files import remove_own_folder, write_atomically, write_json
+from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import KerasCallbacks
 from pipeline_ops.training.checkpoints import (
@@ -102,8 +102,6 @@ from pipeline_ops.user_code.opened_files import require_named_files
 
 BuildModel = Callable[[], keras.Model]
 _TELL_SECONDS = 1.0
-_DUMP_FOLDER = "debugger"
-"""In TensorBoard's folder. Has a folder for each worker, because TensorBoard reads one process."""
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
 _NOT_REPEATABLE = re.compile(r"^.*determinis.*$", re.M | re.I)
 _FRAME = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
@@ -124,7 +122,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
     with (
         use_user_code(request, Path(spec.request).parent) as code_folder,
         convert_training_errors(config),
-        _enable_debugging(config.debug, Path(spec.work) / TENSORBOARD, spec.name),
+        _enable_debugging(config.debug),
         raise_read_errors(),
     ):
         # Before TensorFlow opens a GPU, so that its other processes are those of others.
@@ -153,22 +151,14 @@ def run_worker(spec: WorkerSpec) -> Trainer:
 
 
 @contextlib.contextmanager
-def _enable_debugging(
-    switches: Sequence[str], tensorboard_folder: Path, worker: str
-) -> Iterator[None]:
+def _enable_debugging(switches: Sequence[str]) -> Iterator[None]:
     """Enables the switches that `config/train.py` documents while the block runs.
 
-    The records of a lost incarnation are replaced by those of the next one. Raises ConfigError if
-    the numerics check stopped an operation, or if an operation has no repeatable form.
+    Raises ConfigError if the numerics check stopped an operation, or if an operation has no
+    repeatable form.
     """
     if "determinism" in switches:
         tf.config.experimental.enable_op_determinism()
-    if "dump" in switches:
-        records = tensorboard_folder / _DUMP_FOLDER / worker.replace(" ", "-")
-        remove_own_folder(records)
-        tf.debugging.experimental.enable_dump_debug_info(
-            str(records), tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
-        )
     if "numerics" in switches:
         tf.debugging.enable_check_numerics()
     if "eager" in switches:
@@ -192,11 +182,6 @@ def _enable_debugging(
             f"train.debug: determinism: {refused.group(0).strip()} Leave out determinism, or "
             "train.xla if it is set: fewer operations are repeatable under XLA."
         ) from error
-    finally:
-        # Otherwise it writes its last records when the interpreter shuts down, which a worker's
-        # never does.
-        if "dump" in switches:
-            tf.debugging.experimental.disable_dump_debug_info()
 
 
 def _serve(spec: WorkerSpec, progress: ProgressWriter) -> None:

@@ -94,7 +94,7 @@ class ClassifierFindings:
     whole: Group
     slices: list[Group]
     curves: list[Curves]
-    comparison: dict[str, int | float] | None
+    comparison: dict[str, int] | None
     top_k: int
     as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
@@ -291,14 +291,13 @@ def _load_own_metrics(
 
     def compute(path: str, function: Any, labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
         logits = tf.math.log(tf.maximum(tf.constant(scores), np.finfo(np.float32).tiny))
-        tensor = compute_per_example(path, function, tf.constant(labels), logits)
-        values: np.ndarray = tensor.numpy()
-        if values.shape != labels.shape or not np.isfinite(values).all():
-            raise ConfigError(
-                f"evaluate.gate: {path} must return a finite number for each example, got shape "
-                f"{values.shape} for {len(labels)} examples"
-                + ("" if np.isfinite(values).all() else f", with {values[~np.isfinite(values)][0]}")
-            )
+        name = f"evaluate.gate: {path}"
+        values: np.ndarray = compute_per_example(
+            name, function, tf.constant(labels), logits
+        ).numpy()
+        if not np.isfinite(values).all():
+            value = values[~np.isfinite(values)][0]
+            raise ConfigError(f"{name} must return a finite number for each example, got {value}")
         return values
 
     return {

@@ -219,6 +219,11 @@ def compute_per_example(
             f"{name}: must return a value for each example, a tensor of rank 1, "
             f"got shape {values.shape}. Do not average over the batch"
         )
+    if not values.shape.is_compatible_with(labels.shape[:1]):
+        raise ConfigError(
+            f"{name} returns {values.shape[0]} values for a batch of {labels.shape[0]} images. "
+            "It must return one value for each image"
+        )
     return tf.cast(values, tf.float32)
 
 

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from traceback import FrameSummary
 
 import tensorflow as tf
 
@@ -52,14 +52,6 @@ RETRIED = (
 """TensorFlow's errors of a machine, its network or its memory, or of another worker."""
 
 
-class CodeLine(NamedTuple):
-    """A line of Python that was running, or that has made an operation of a graph."""
-
-    file: str
-    line: int
-    function: str
-
-
 def describe_call(error: Exception) -> str:
     """Returns type, layer and cause of an error in the call of a model, in one line."""
     return ": ".join(filter(None, explain(error)))
@@ -79,23 +71,22 @@ def explain(error: Exception) -> tuple[str, str]:
     return kind, cause.replace("] [", " ")[:_MAX_CAUSE]
 
 
-def locate(frames: Iterable[CodeLine]) -> str:
+def locate(frames: Iterable[FrameSummary]) -> str:
     """Returns file and line of the innermost frame, in brackets after a blank, or nothing."""
-    return "".join([f" ({frame.file}:{frame.line})" for frame in frames][-1:])
+    return "".join([f" ({frame.filename}:{frame.lineno})" for frame in frames][-1:])
 
 
-def list_own_frames(error: BaseException, paths: Iterable[str] = ()) -> list[CodeLine]:
+def list_own_frames(error: BaseException, paths: Iterable[str] = ()) -> list[FrameSummary]:
     """Returns the frames of an author's code behind an error, as `list_own` does.
 
     An operation of a graph was made by the frames in the text of its error.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    found = [CodeLine(each.filename, each.lineno or 0, each.name) for each in frames]
-    found += (CodeLine(file, int(line), name) for file, line, name in _FRAME.findall(str(error)))
+    found = [*traceback.extract_tb(error.__traceback__)]
+    found += (FrameSummary(each[0], int(each[1]), each[2]) for each in _FRAME.findall(str(error)))
     return list_own(found, paths)
 
 
-def list_own(frames: Iterable[CodeLine], paths: Iterable[str] = ()) -> list[CodeLine]:
+def list_own(frames: Iterable[FrameSummary], paths: Iterable[str] = ()) -> list[FrameSummary]:
     """Returns the frames of an author's code, the innermost one last.
 
     That code is neither installed nor ours, or it is in the package of one of the `paths`,
@@ -106,8 +97,10 @@ def list_own(frames: Iterable[CodeLine], paths: Iterable[str] = ()) -> list[Code
     return [
         frame
         for frame in frames
-        if not (frame.file.startswith(_OURS) or any(part in frame.file for part in _NO_FILE))
-        and (frame.file.startswith(packages) or not is_installed(frame.file))
+        if not (
+            frame.filename.startswith(_OURS) or any(part in frame.filename for part in _NO_FILE)
+        )
+        and (frame.filename.startswith(packages) or not is_installed(frame.filename))
     ]
 
 
@@ -167,9 +160,9 @@ def convert_training_errors(config: Train) -> Iterator[None]:
         ) from error
 
 
-def _name_keys(paths: Mapping[str, str], frames: Iterable[CodeLine]) -> str:
+def _name_keys(paths: Mapping[str, str], frames: Iterable[FrameSummary]) -> str:
     """Returns the entries of the config whose function was running, or else whose module was."""
-    files, functions = {each.file for each in frames}, {each.function for each in frames}
+    files, functions = {each.filename for each in frames}, {each.name for each in frames}
     entries = {
         f"{key}: {path}": path.partition(":")[2]
         for key, path in paths.items()

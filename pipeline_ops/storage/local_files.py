@@ -47,7 +47,7 @@ _LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of `link` if the file system has no hard links, or none between the two locations."""
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM)
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_RENAME_EXCHANGE = 2
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk, which somebody has to repair before a retry helps."""
 _COPY_BYTES = 1 << 20
@@ -240,8 +240,8 @@ def link_exclusively(temporary: str, name: str, parent: int) -> bool:
     """Gives a finished file a name that no other file in its folder has. Returns False if one has.
 
     A hard link is the usual way. exFAT, SMB and many FUSE file systems have no links. There, the
-    file gets its name by a rename that replaces no file, or else by an exclusive creation. Then a
-    reader may find an empty file for a moment. The temporary name may remain.
+    name is created exclusively, and a reader may find an empty file for a moment. The temporary
+    name may remain.
     """
     try:
         os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -251,10 +251,6 @@ def link_exclusively(temporary: str, name: str, parent: int) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    if not (number := _rename_with(_RENAME_NOREPLACE, temporary, name, parent)):
-        return True
-    if number not in (errno.EEXIST, *_NO_RENAME_FLAGS):
-        raise OSError(number, os.strerror(number), name)
     try:
         descriptor = os.open(name, _CREATE, 0o666, dir_fd=parent)
     except FileExistsError:
@@ -273,24 +269,19 @@ def link_exclusively(temporary: str, name: str, parent: int) -> bool:
     return True
 
 
-def _rename_with(flags: int, name: str, new_name: str, parent: int) -> int:
-    """Renames an entry of an open folder. Returns the number of the error, or 0."""
-    names = os.fsencode(name), os.fsencode(new_name)
-    failed = _libc.renameat2(parent, names[0], parent, names[1], flags)
-    return ctypes.get_errno() if failed else 0
-
-
 def exchange_names(name: str, other: str, parent: int) -> bool:
     """Gives two entries of an open folder each other's name, in one step.
 
     Returns False if the file system cannot do that, and has done nothing. Raises MachineError for
     another error.
     """
-    number = _rename_with(_RENAME_EXCHANGE, name, other, parent)
-    if number and number not in _NO_RENAME_FLAGS:
+    names = os.fsencode(name), os.fsencode(other)
+    if not _libc.renameat2(parent, names[0], parent, names[1], _RENAME_EXCHANGE):
+        return True
+    if (number := ctypes.get_errno()) not in _NO_RENAME_FLAGS:
         error = OSError(number, os.strerror(number))
         raise make_write_error(Path(get_descriptor_path(parent), other), error)
-    return not number
+    return False
 
 
 def _flush_to_disk(file: IO[bytes]) -> None:

@@ -7,8 +7,8 @@ Keras's are called through `keras.callbacks.CallbackList`, with the hooks and th
 with an optimizer and without a strategy. Before a hook it gets weights and learning rate from the
 training. What a callback has changed of these, and `stop_training`, goes back afterwards.
 
-All workers call the callbacks with the same reduced figures, so all workers decide alike. The state
-holds everything that a callback remembers, for a restart.
+All workers call the callbacks with the same reduced figures, so all workers decide alike. For a
+restart, the state holds what Keras's callbacks remember, and what `get_state` of others returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import callbacks as kinds
 from keras.callbacks import Callback
 
@@ -51,7 +50,17 @@ _REFUSED = {
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _MONITORS = (kinds.EarlyStopping, kinds.ModelCheckpoint, kinds.ReduceLROnPlateau)
-_NOT_REMEMBERED = ("_model", "params")
+_STATES: dict[type[Callback], tuple[str, ...]] = {
+    kinds.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    kinds.History: ("epoch", "history"),
+    kinds.ModelCheckpoint: (
+        *("best", "_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
+    ),
+    kinds.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+    kinds.TensorBoard: ("_global_train_batch",),
+}
+"""What Keras's callbacks remember, by name, and no argument of a constructor."""
+_OWN = "get_state"
 _PATHS = ("filepath", "filename", "log_dir")
 """Attributes of Keras's callbacks that name what they write."""
 
@@ -149,12 +158,16 @@ class KerasCallbacks:
         self._shown_step = None
         before = state.learning_rate, state.stopped_early
         self.call("on_train_begin", state, keep_weights=is_resumed)
-        for each in self._lists:
-            each.remember_beginning()
         if is_resumed:
             state.learning_rate, state.stopped_early = before
             for each, saved in zip(self._lists, state.callbacks, strict=True):
                 each.restore(saved)
+            anew = {each.path for each in self._lists if each.begins_anew}
+            state.warnings += [
+                f"train.callbacks: {path} has no get_state and set_state, so it began anew after "
+                f"step {state.step}, where the training was restarted"
+                for path in sorted(anew)
+            ]
 
     def save(self, state: TrainingState) -> None:
         """Puts what the callbacks remember into the state. Raises ConfigError."""
@@ -223,7 +236,7 @@ class KerasCallbacks:
         if self._model.stop_training and not state.stopped_early:
             state.stopped_early = True
             changes.append("the end of the training")
-        weights = [np.array(variable.value) for variable in self._model.weights]
+        weights = [np.array(each) for each in self._model.get_weights()]
         if not all(map(np.array_equal, weights, self._shown)):
             changes.append("the weights")
             self._shown = weights
@@ -244,9 +257,13 @@ class _NamedList:
             for each in callbacks
         )
         self.has_batch_hooks = any(map(_has_batch_hooks, callbacks))
+        self.begins_anew = any(
+            not (type(each).__module__.startswith("keras.") or hasattr(each, "set_state"))
+            for each in callbacks
+        )
+        """Whether what a callback remembers is lost in a restart."""
         self._list: keras.callbacks.CallbackList
         self._last = _Last()
-        self._beginnings: list[dict[str, Any]] = [{} for _ in callbacks]
 
     def open(self, model: keras.Model | None, params: Mapping[str, Any]) -> None:
         """Gives the callbacks their model, to which some of them react at once."""
@@ -282,11 +299,8 @@ class _NamedList:
             raise ConfigError(f"{message}. Correct it, then retry.") from error
 
     def prepare_to_continue(self, num_epochs: int) -> None:
-        """Undoes what the callbacks remember, and makes files continue after the given epochs."""
-        for callback, beginning in zip(self._callbacks, self._beginnings, strict=True):
-            for name, first in beginning.items():
-                if isinstance(first, _Encoded):
-                    setattr(callback, name, _decode(first.value))
+        """Makes files continue after the given epochs."""
+        for callback in self._callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
                 file = self._folder / callback.filename
@@ -294,50 +308,30 @@ class _NamedList:
                     lines = file.read_text().splitlines(keepends=True)
                     file.write_text("".join(lines[: 1 + num_epochs]))
 
-    def remember_beginning(self) -> None:
-        """Remembers the attributes after `on_train_begin`. Only changes of them are saved."""
-        self._beginnings = [dict(vars(each)) for each in self._callbacks]
-        for beginning in self._beginnings:
-            for name, value in beginning.items():
-                with contextlib.suppress(TypeError):  # others are compared by identity
-                    beginning[name] = _Encoded(_encode(value))
-
     def save(self) -> list[dict[str, Any]]:
-        """Returns the changed attributes of each callback as JSON."""
-        return [
-            dict(self._iterate_changes(each, beginning))
-            for each, beginning in zip(self._callbacks, self._beginnings, strict=True)
-        ]
-
-    def _iterate_changes(
-        self, callback: Callback, beginning: Mapping[str, Any]
-    ) -> Iterator[tuple[str, Any]]:
-        is_of_keras = type(callback).__module__.startswith("keras.")
-        for name, value in vars(callback).items():
-            first = beginning.get(name)
-            if name in _NOT_REMEMBERED or value is first:
-                continue
+        """Returns what each callback remembers, as JSON."""
+        states = []
+        for callback in self._callbacks:
+            state = {name: getattr(callback, name, None) for name in _list_remembered(callback)}
+            if hasattr(callback, "get_state"):
+                with self._run("get_state"):
+                    state[_OWN] = callback.get_state()
             try:
-                encoded = _encode(value)
+                states.append({name: _encode(value) for name, value in state.items()})
             except TypeError as error:
-                # Keras makes its writers and comparisons again.
-                if is_of_keras or name.startswith("_"):
-                    continue
                 raise ConfigError(
-                    f"train.callbacks: {self.path}: {error} in the attribute {name!r}, which a "
-                    "checkpoint cannot hold, so a restart would lose it. Keep numbers, texts, "
-                    f"lists, dictionaries or arrays, or name it _{name} if it may be lost."
+                    f"train.callbacks: {self.path}: {error} in what its get_state returns, which a "
+                    "checkpoint cannot hold. Return numbers, texts, lists, dictionaries or arrays."
                 ) from None
-            if not (isinstance(first, _Encoded) and first.value == encoded):
-                yield name, encoded
+        return states
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        for callback, attributes in zip(self._callbacks, saved, strict=True):
-            if isinstance(callback, _MONITORS) and callback.monitor_op is None:
-                # It would do so at the next epoch, and change the sign of `min_delta` again.
-                callback._set_monitor_op()
-            for name, encoded in attributes.items():
-                setattr(callback, name, _decode(encoded))
+        for callback, state in zip(self._callbacks, saved, strict=True):
+            for name in _list_remembered(callback) & state.keys():
+                setattr(callback, name, _decode(state[name]))
+            if hasattr(callback, "set_state") and _OWN in state:
+                with self._run("set_state"):
+                    callback.set_state(_decode(state[_OWN]))
 
 
 class _Last(Callback):
@@ -347,13 +341,6 @@ class _Last(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.logs = logs or {}
-
-
-class _Encoded:
-    """The JSON of an attribute."""
-
-    def __init__(self, value: Any):
-        self.value = value
 
 
 def load_callbacks(
@@ -461,6 +448,11 @@ def _overrides(callback: Callback, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
 
+def _list_remembered(callback: Callback) -> set[str]:
+    """Returns the attributes that a restart gives back to a callback of Keras."""
+    return {name for kind in _STATES if isinstance(callback, kind) for name in _STATES[kind]}
+
+
 def _list_trainable(model: keras.Model) -> list[bool]:
     return [variable.trainable for variable in model.weights]
 
@@ -481,8 +473,6 @@ def _encode(value: Any) -> Any:
         case np.ndarray() if value.dtype != object:
             content = base64.b64encode(value.tobytes()).decode()
             return {"array": content, "type": value.dtype.str, "shape": value.shape}
-        case tf.Tensor():
-            return _encode(value.numpy())
     raise TypeError(f"there is a {type(value).__name__}")
 
 

@@ -30,7 +30,6 @@ try:
 except ImportError as error:
     _missing = f"{sys.executable} has no TensorFlow ({error})"
 else:
-    import keras
     import tensorflow as tf
 
     from pipeline_ops.models import build_model, has_own_step, make_head
@@ -111,7 +110,11 @@ def check_model(
     outputs = model(images, training=False)
     require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
-        _check_weights(request.weights, model, lambda: build_model(config, *size, folder, False))
+        try:
+            build = functools.partial(build_model, config, *size, folder, False)
+            read_warm_start(request.weights, model, model.get_weights(), build)
+        except DataError as error:
+            raise ConfigError(f"train.warm_start: {error}") from error
     if request.task == "detection":
         make_head(config, *size).detect(outputs)
         return remark
@@ -142,25 +145,12 @@ def check_model(
     return remark
 
 
-def _check_weights(path: str, model: keras.Model, build: Callable[[], keras.Model]) -> None:
-    try:
-        read_warm_start(path, model, model.get_weights(), build)
-    except DataError as error:
-        raise ConfigError(f"train.warm_start: {error}") from error
-
-
 def _compute_values(
     where: str, task: Classification, function: PerExample, labels: tf.Tensor, logits: Any
 ) -> tf.Tensor:
     """Computes the values of a user's loss or metric, one for each example."""
     with convert_user_errors(where, True, " when called with (labels, outputs)"):
-        values = task.compute_own(where, function, labels, tf.cast(logits, tf.float32))
-    if values.shape[0] != _NUM_IMAGES:
-        raise ConfigError(
-            f"{where} returns {values.shape[0]} values for a batch of {_NUM_IMAGES} images. "
-            "It must return one value for each image."
-        )
-    return tf.cast(values, tf.float32)
+        return task.compute_own(where, function, labels, tf.cast(logits, tf.float32))
 
 
 @contextlib.contextmanager

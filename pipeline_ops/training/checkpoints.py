@@ -121,7 +121,7 @@ class TrainingState(JsonModel):
     stopped_early: bool = False
     divergences: list[DivergedStep] = []
     callbacks: list[list[dict[str, Any]]] = []
-    """The attributes that each callback of each entry of `train.callbacks` has changed."""
+    """What each callback of each entry of `train.callbacks` remembers."""
     warnings: list[str] = []
     """Warnings to show at the end, such as a damaged checkpoint or a skipped batch."""
 

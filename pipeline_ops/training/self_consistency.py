@@ -26,7 +26,6 @@ import tensorflow as tf
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.input.framework_internals import SEED_STATE, list_assigned, list_layers
 from pipeline_ops.models.user_errors import (
-    CodeLine,
     convert_user_errors,
     list_own,
     list_own_frames,
@@ -379,8 +378,8 @@ def _find_summed_loss(model: keras.Model, images: tf.Tensor) -> keras.Layer | No
 def _locate(operation: tf.Operation) -> str:
     """Returns the layer, file and line of an operation, as far as it has them."""
     layer = operation.name.rpartition("/ReadVariableOp")[0] or operation.name
-    own = list_own(CodeLine(each.filename, each.lineno, each.name) for each in operation.traceback)
-    return ", ".join([layer, *(f"{each.file}:{each.line}" for each in own[-1:])])
+    own = list_own(operation.traceback)
+    return ", ".join([layer, *(f"{each.filename}:{each.lineno}" for each in own[-1:])])
 
 
 def check_answers(

@@ -164,8 +164,9 @@ def draw_boxes(
     return np.stack(drawn)
 
 
-def _draw(image_HWC: np.ndarray, boxes: Sequence[LabelledBox], *texts: str) -> np.ndarray:
-    pixels = image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0]
-    side = max(CELL_PIXELS, *pixels.shape[:2])
-    title, *rest = texts
-    return np.asarray(draw_cell(Image.fromarray(pixels), boxes, title, *(rest or [""]), side=side))
+def _draw(
+    image_HWC: np.ndarray, boxes: Sequence[LabelledBox], title: str, text: str = "", color: str = ""
+) -> np.ndarray:
+    image = Image.fromarray(image_HWC if image_HWC.shape[-1] == 3 else image_HWC[..., 0])
+    side = max(CELL_PIXELS, *image.size)
+    return np.asarray(draw_cell(image, boxes, title, text, color or "black", side))

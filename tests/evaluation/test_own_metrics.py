@@ -75,8 +75,8 @@ def test_a_worse_error_is_refuted_at_the_confidence(sandbox):
     [
         ("mean_loss", "must return a value for each example, a tensor of rank 1"),
         ("nothing", "the module acme_vision.objectives has no function 'nothing'"),
-        ("first_example", "must return a finite number for each example, got shape"),
-        ("undefined", "must return a finite number for each example, .* with nan"),
+        ("first_example", "evaluate.gate: .* returns 1 values for a batch of 32 images"),
+        ("undefined", "must return a finite number for each example, got nan"),
     ],
 )
 def test_an_own_metric_that_can_not_be_used_is_an_error_of_the_config(sandbox, function, message):

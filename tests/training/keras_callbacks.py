@@ -28,6 +28,12 @@ class Diary(keras.callbacks.Callback):
         for hook in self.hooks:
             setattr(self, hook, self._make(hook))
 
+    def get_state(self):
+        return self.lines
+
+    def set_state(self, state):
+        self.lines[:] = state
+
     def _make(self, hook):
         def write(*arguments, logs=None):
             *numbers, last = (*arguments, logs) if logs is not None else arguments or (None,)
@@ -52,6 +58,12 @@ class Own(keras.callbacks.Callback):
         super().__init__()
         self.norms, self.best = {}, float("inf")
 
+    def get_state(self):
+        return {"norms": self.norms, "best": self.best}
+
+    def set_state(self, state):
+        self.norms, self.best = state["norms"], state["best"]
+
     def on_epoch_end(self, epoch, logs=None):
         self.norms[epoch] = sum(float((weight**2).sum()) for weight in self.model.get_weights())
         self.best = min(self.best, logs["val_loss"])
@@ -65,6 +77,12 @@ class Own(keras.callbacks.Callback):
 
 class StopWithinEpoch(keras.callbacks.Callback):
     epoch = 0
+
+    def get_state(self):
+        return self.epoch
+
+    def set_state(self, state):
+        self.epoch = state
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch

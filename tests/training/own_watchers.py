@@ -18,9 +18,15 @@ def loss(labels, logits):
 
 
 class HalveTwice(keras.callbacks.Callback):
-    """Changes the training, so it runs on all workers. Its attributes survive a restart."""
+    """Changes the training, so it runs on all workers. What it counts survives a restart."""
 
     times = 0
+
+    def get_state(self):
+        return {"times": self.times}
+
+    def set_state(self, state):
+        self.times = state["times"]
 
     def on_epoch_end(self, epoch, logs=None):
         if self.times < 2:
@@ -48,8 +54,21 @@ class Writer(keras.callbacks.Callback):
 
 
 class Hoarder(keras.callbacks.Callback):
+    def get_state(self):
+        return {1, 2}
+
+
+class Forgetful(keras.callbacks.Callback):
+    """Counts epochs, and a restart forgets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = 0
+
     def on_epoch_end(self, epoch, logs=None):
-        self.seen = {epoch}
+        self.epochs += 1
+        with open("epochs.txt", "w") as file:
+            file.write(str(self.epochs))
 
 
 def talkative(labels, logits):

@@ -5,12 +5,13 @@ import math
 import re
 
 import keras
+import numpy as np
 import pytest
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.training.callbacks import end_epoch, load_callbacks
+from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, load_callbacks
 from pipeline_ops.training.checkpoints import TrainingState
 
 
@@ -173,3 +174,73 @@ def test_a_callback_of_keras_on_an_own_metric_needs_its_direction(tmp_path):
     assert callback.mode == "max"
     with pytest.raises(ConfigError, match="monitors val_brier. Nothing says whether own:brier is"):
         load_callbacks(path, given, config, tmp_path)
+
+
+class Resting:
+    """A loop whose weights stay."""
+
+    learning_rate = 0.1
+
+    def get_views(self):
+        return [np.ones((1, 1), np.float32), np.zeros(1, np.float32)], [np.int64(0)]
+
+
+class Counter(keras.callbacks.Callback):
+    def __init__(self, folder="mine"):
+        super().__init__()
+        self.folder, self.counts = folder, {0: np.arange(2.0)}
+
+    def get_state(self):
+        return self.counts
+
+    def set_state(self, state):
+        self.counts = state
+
+
+def open_callbacks(folder, entries):
+    """Returns the callbacks of a training, and the objects."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    opened = KerasCallbacks(
+        train(callbacks=entries),
+        folder,
+        Resting(),
+        (model, model.optimizer.variables[:1]),
+        folder / "callbacks",
+        True,
+        {},
+    )
+    return opened, [each for named in opened._lists for each in named._callbacks]
+
+
+HOSTILE = ("filepath", "log_dir", "root", "filename", "folder", "monitor", "__dict__", "_train_dir")
+
+
+def test_a_restart_restores_what_callbacks_remember_and_nothing_else(tmp_path):
+    """M1: a checkpoint in a shared bucket let callbacks write to any path."""
+    entries = [
+        {"keras.callbacks:ModelCheckpoint": {"filepath": "best.keras", "save_best_only": True}},
+        {"keras.callbacks:EarlyStopping": {"restore_best_weights": True}},
+        {"keras.callbacks:CSVLogger": {"filename": "log.csv"}},
+        f"{Counter.__module__}:Counter",
+    ]
+    opened, (checkpoint, stopping, _, counter) = open_callbacks(tmp_path, entries)
+    opened.begin(state := TrainingState(learning_rate=0.1))
+    checkpoint.best, stopping.wait, stopping.best = 0.25, 3, -INF
+    stopping.best_weights, counter.counts[1] = [np.full(2, NAN)], np.arange(3.0)
+    opened.save(state)
+    state = TrainingState.model_validate_json(state.model_dump_json())
+    for [saved] in state.callbacks:
+        saved |= dict.fromkeys(HOSTILE, str(tmp_path / "elsewhere"))
+    opened, objects = open_callbacks(tmp_path, entries)
+    before = [{name: vars(each).get(name) for name in HOSTILE} for each in objects]
+    opened.begin(state)
+    assert [{name: vars(each).get(name) for name in HOSTILE} for each in objects] == before
+    checkpoint, stopping, _, counter = objects
+    assert (checkpoint.best, stopping.wait, stopping.best) == (0.25, 3, -INF)
+    assert np.isnan(stopping.best_weights).all()
+    assert {key: value.tolist() for key, value in counter.counts.items()} == {
+        0: [0.0, 1.0],
+        1: [0.0, 1.0, 2.0],
+    }
+    assert state.warnings == []

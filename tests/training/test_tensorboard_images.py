@@ -9,10 +9,20 @@ from pipeline_ops.models.detection import Boxes, Detections
 from pipeline_ops.training.tensorboard import draw_boxes, draw_classes
 
 GREY = np.full((2, 100, 120, 1), 128, np.uint8)
-GREEN, BLUE, RED = (40, 160, 70), (40, 110, 220), (200, 50, 40)
+TEXT = slice(260, 294)
 
 
-def test_detections_are_on_the_left_and_labels_on_the_right():
+def find_colors(pixels: np.ndarray) -> set[str]:
+    """Which of red, green and blue stands out anywhere."""
+    values = pixels.reshape(-1, 3).astype(int)
+    stands_out = {
+        name: (values[:, index] - np.delete(values, index, 1).max(axis=1)).max() > 60
+        for index, name in enumerate(("red", "green", "blue"))
+    }
+    return {name for name, does in stands_out.items() if does}
+
+
+def test_labels_are_on_the_left_and_detections_on_the_right():
     box, nothing = [0.5, 0.25, 1.0, 0.75], [0.0] * 4
     labels = Boxes(
         tf.constant([[box, nothing], [nothing, nothing]]),
@@ -26,17 +36,18 @@ def test_detections_are_on_the_left_and_labels_on_the_right():
         tf.constant([2, 0]),
     )
     drawn = draw_boxes(GREY, labels, detections, ["cat", "dog"])
-    assert drawn.shape == (2, 100, 240, 3)
-    for left, color in ((30, GREEN), (150, BLUE)):
-        assert (drawn[0, 50:, left] == color).all()
-        assert (drawn[0, 99, left : left + 60] == color).all()
-    assert (drawn[0, :50] == 128).all()  # a detection with a score of 0.1 is not shown
-    assert (drawn[1] == 128).all()
+    assert drawn.shape == (2, 294, 520, 3)
+    picture, top = slice(22, 238), 130  # 216 x 260 pixels in the middle of a square of 260
+    for left in (65, 325):
+        edge = drawn[0, top + 30 : 236, left]
+        assert (edge == edge[0]).all() and len({*edge[0].tolist()}) > 1  # the color of the class
+        assert (drawn[0, picture.start : 120, left] == 128).all()
+    assert not find_colors(drawn[0, :120])  # a detection with a score of 0.1 is not shown
+    assert (drawn[1, picture, :520] == 128).all()
 
 
-def test_a_class_is_on_green_where_it_is_right_and_on_red_with_the_label_where_not():
+def test_the_text_of_a_class_is_green_where_it_is_right_and_red_where_not():
     logits = tf.constant([[0.0, 1.0], [1.0, 0.0]])
     drawn = draw_classes(GREY, tf.constant([1, 1]), logits, ["cat", "dog"])
-    assert drawn.shape == (2, 114, 120, 3)
-    assert (drawn[0, 113, 119] == GREEN).all()
-    assert (drawn[1, 113, 119] == RED).all()
+    assert drawn.shape == (2, 294, 260, 3)
+    assert [find_colors(each[TEXT]) for each in drawn] == [{"green"}, {"red"}]

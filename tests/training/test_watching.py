@@ -9,7 +9,7 @@ import keras
 import pytest
 from gangs import ALONE, QUICK, train
 
-from pipeline_ops.artifacts.results import TENSORBOARD
+from pipeline_ops.artifacts.results import CALLBACKS, TENSORBOARD
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.jobs.gang_protocol import STATE
 from pipeline_ops.jobs.progress import ProgressReader
@@ -30,10 +30,24 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
     train(job, host_pool, steps_limit=40)  # stops in the second epoch, and resumes
     state = train(job, host_pool)
     assert len(state.history) == 4
+    assert not any("HalveTwice" in warning for warning in state.warnings)
     assert state.learning_rate == pytest.approx(1e-3 / 4)
     assert [epoch.learning_rate for epoch in state.history] == pytest.approx(
         [1e-3, 5e-4, 2.5e-4, 2.5e-4]
     )
+
+
+@pytest.mark.training
+def test_a_callback_without_a_state_begins_anew_after_a_restart_and_the_report_says_so(
+    make_job, host_pool
+):
+    callbacks = ["own_watchers:Forgetful", {"own_watchers:DieOnce": {"epoch": 1}}]
+    job = make_job("forgetful", **QUICK | {"train__epochs": 3}, train__callbacks=callbacks)
+    state = train(job, host_pool)
+    assert len(state.history) == 3
+    assert int((job.work / CALLBACKS / "epochs.txt").read_text()) < 3
+    message = "own_watchers:Forgetful has no get_state and set_state, so it began anew after step"
+    assert sum(message in warning for warning in state.warnings) == 1
 
 
 @pytest.mark.training
@@ -46,7 +60,7 @@ def test_own_callbacks_change_the_training_alike_on_all_workers_and_remember_acr
         ),
         ("clumsy", "own_watchers:clumsy raised KeyError in on_epoch_end: 'oh' "),
         ("Thawer", "own_watchers:Thawer changes which weights learn. Use train.freeze or "),
-        ("Hoarder", "own_watchers:Hoarder: there is a set in the attribute 'seen', which a check"),
+        ("Hoarder", "own_watchers:Hoarder: there is a set in what its get_state returns, which a"),
         ("nothing", "has no function 'nothing'"),
     ],
 )

@@ -19,6 +19,7 @@ import yaml
 
 from beam_jobs.sources.tfrecord import LabelMap, parse_label_map
 from beam_jobs.stages.resize import Resize
+from pipeline_ops.artifacts.results import MIN_SCORE
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
@@ -67,13 +68,14 @@ _OURS = {
     r"negative_class_weight": "1.0",
     r"(kernel_size)": "3",
     r"bias_grad_multiplier": "1.0",
+    r"score_threshold": f"{MIN_SCORE}",
     r"num_epochs": "as many as the steps need",
     r"shuffle": "the training records are shuffled",
 }
 """Our value of a setting that ours does not have as a key, by the name of the field."""
 _TRIFLES = re.compile(
-    r".*\b(eval_\w+|score_threshold|max_detections_per_class|score_converter|hard_example_miner|"
-    r"(clip|box_encodings|output)_\w+|pad_\w+|per_channel_\w+|ssd_anchor_generator)\b.*"
+    r".*\b(eval_\w+|max_detections_per_class|score_converter|keypoint_flip_permutation|"
+    r"(clip|box_encodings|output)_\w+|pad_\w+|per_channel_\w+)\b.*"
 )
 """Fields that change the result by little, or of a part that another line names."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
@@ -115,11 +117,11 @@ class ConvertedConfig:
         network: list[str] = []
         without_effect: list[str] = []
         for leaf in self.unconverted:
-            if _NO_EFFECT.fullmatch(leaf.path):
+            if _has_no_effect(leaf):
                 fields = without_effect
             else:
                 fields = network if _NETWORK.search(leaf.path) else changes
-            fields.append(f"{leaf} (line {leaf.line})")
+            fields.append(_describe_message([leaf]))
         listed = {
             "Not carried over, so the result changes:": [*self.losses, *changes],
             "Settings that became something else:": list(self.notes),
@@ -132,8 +134,8 @@ class ConvertedConfig:
         """Lists what is lost and changes the accuracy: the losses, and fields by their message."""
         messages: dict[str, list[LeafField]] = {}
         for leaf in self.unconverted:
-            is_hidden = _NETWORK.search(leaf.path) or _NO_EFFECT.fullmatch(leaf.path)
-            is_hidden = is_hidden or _TRIFLES.fullmatch(leaf.path)
+            patterns = _NETWORK.search(leaf.path), _TRIFLES.fullmatch(leaf.path)
+            is_hidden = any(patterns) or _has_no_effect(leaf)
             if not is_hidden and (self.is_near or not leaf.path.startswith("model.")):
                 messages.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
         return [*self.losses, *map(_describe_message, messages.values())]
@@ -155,6 +157,11 @@ class ConvertedConfig:
             default_flow_style=None,
         )
         return "\n".join([*lines, sections, *end[1:], ""])
+
+
+def _has_no_effect(leaf: LeafField) -> bool:
+    is_low = leaf.path.endswith("score_threshold") and leaf.value in (0, 1e-8)
+    return is_low or bool(_NO_EFFECT.fullmatch(leaf.path))
 
 
 def _describe_message(leaves: Sequence[LeafField]) -> str:

@@ -10,7 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import ConfigReader, Scalar
+from pipeline_ops.od_api.text_proto import ConfigReader, Scalar, describe_values
 
 _BACKBONES = {
     "resnet50": "ResNet50",
@@ -32,6 +32,10 @@ _LIGHT_HEAD = {"separable": True, "width": 128, "depth": 4}
 """Of FPNLite, for an SSD without a pyramid, whose heads are small."""
 _USUAL_DETECTIONS = 100
 """The number of detections of an image that a config does not have to name."""
+_FROZEN = (
+    "Frozen statistics need the weights of a trained backbone: set train.warm_start, or "
+    "frozen_batch_normalization: false"
+)
 _CODE_SIZE = 4
 """The numbers of a box."""
 _CARRIED: dict[str, dict[str, tuple[str, type[int] | type[float], float]]] = {
@@ -45,7 +49,6 @@ _CARRIED: dict[str, dict[str, tuple[str, type[int] | type[float], float]]] = {
     },
     "loss.classification_loss.weighted_sigmoid_focal": {"gamma": ("focal_gamma", float, 2.0)},
     "loss": {"classification_weight": ("class_loss_weight", float, 1.0)},
-    "post_processing.batch_non_max_suppression": {"iou_threshold": ("nms_iou", float, 0.6)},
 }
 """Fields of messages of an SSD: the parameter of ours, its type, and the API's default."""
 _FIXED_SETTINGS: dict[str, dict[str, Scalar]] = {
@@ -119,6 +122,8 @@ def find_nearest_model(config: ConfigReader) -> NearestModel:
         theirs, difference = _compare_plans(model, parameters)
     else:
         parameters |= _freeze_by_default(model)
+        parameters |= _convert_suppression(model.message("second_stage_post_processing"))
+        _note_anchors(model.message("first_stage_anchor_generator"), "grid_anchor_generator")
         is_rfcn = any(leaf.path.count("rfcn_box_predictor") for leaf in model.iterate_leaves())
         theirs = "R-FCN" if is_rfcn else "Faster R-CNN"
         difference = "one stage, which does not classify proposals a second time"
@@ -165,11 +170,7 @@ def _freeze_by_default(model: ConfigReader) -> dict[str, bool]:
     extractor = model.message("feature_extractor")
     if extractor.take("batch_norm_trainable", bool, False):
         return {}
-    model.note_loss(
-        f"{extractor.path('batch_norm_trainable')} is false by default, so the statistics of the "
-        "backbone are frozen. That is useful only with the weights of a trained backbone "
-        "(train.warm_start)."
-    )
+    model.note_loss(f"{extractor.path('batch_norm_trainable')} is false by default. {_FROZEN}")
     return {"frozen_batch_normalization": True}
 
 
@@ -206,10 +207,7 @@ def _convert_backbone(model: ConfigReader) -> dict[str, Any]:
         frozen = model.take("freeze_batchnorm", bool, False)
         parameters["frozen_batch_normalization"] = frozen
         if frozen:
-            model.note(
-                f"{model.path('freeze_batchnorm')}: frozen statistics are useful only with the "
-                "weights of a trained backbone (train.warm_start)."
-            )
+            model.note(f"{model.path('freeze_batchnorm')}: true. {_FROZEN}")
     return parameters
 
 
@@ -223,13 +221,31 @@ def _convert_ssd(model: ConfigReader) -> dict[str, Any]:
             for field, (key, kind, default) in fields.items():
                 parameters[key] = message.take(field, kind, default)
     anchors = model.message("anchor_generator")
+    _note_anchors(anchors, "ssd_anchor_generator")
     if anchors.has("multiscale_anchor_generator"):
         ratios = anchors.message("multiscale_anchor_generator").take_all("aspect_ratios", float)
         # Width by height in the API.
         parameters["aspect_ratios"] = [float(f"{1 / each:.6g}") for each in ratios or (1, 2, 0.5)]
     _take_fixed_settings(model)
     parameters |= _convert_class_loss(model.message("loss")) | _convert_box_loss(model)
-    suppression = model.message("post_processing.batch_non_max_suppression")
+    return parameters | _convert_suppression(model.message("post_processing"))
+
+
+def _note_anchors(generators: ConfigReader, kind: str) -> None:
+    if generators.has(kind):
+        values = describe_values(generators.message(kind).take_rest())
+        generators.note_loss(
+            f"{generators.path(kind)} {{{values}}}: our anchors have 4 times the stride of the "
+            "levels 3 to 7, three sizes for each octave, and the ratios 0.5, 1 and 2"
+        )
+
+
+def _convert_suppression(processing: ConfigReader) -> dict[str, Any]:
+    """Returns the parameters of the suppression of boxes of the last stage."""
+    if not processing.has("batch_non_max_suppression"):
+        return {}
+    suppression = processing.message("batch_non_max_suppression")
+    parameters: dict[str, Any] = {"nms_iou": suppression.take("iou_threshold", float, 0.6)}
     limit = suppression.take("max_total_detections", int, _USUAL_DETECTIONS)
     suppression.take_equal("max_detections_per_class", limit)
     if limit != _USUAL_DETECTIONS:
@@ -279,10 +295,11 @@ def _convert_class_loss(loss: ConfigReader) -> dict[str, Any]:
         losses.mark_taken(kind)
         return {"focal_alpha": None, "focal_gamma": 0.0}
     if kind:
-        miner = " with hard_example_miner" if loss.has("hard_example_miner") else ""
+        miner = loss.message("hard_example_miner").take_rest()
+        chosen = f" with hard_example_miner {{{describe_values(miner)}}}" if miner else ""
         losses.mark_taken(kind)
         loss.note_loss(
-            f"{losses.path(kind)}{miner} becomes focal loss with alpha 0.25 and gamma 2, which "
+            f"{losses.path(kind)}{chosen} becomes focal loss with alpha 0.25 and gamma 2, which "
             "weighs easy background down"
         )
     return {}

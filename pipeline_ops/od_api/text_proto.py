@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 from google.protobuf import text_format
@@ -231,6 +231,15 @@ class LeafField:
             case _:
                 text = str(self.value)
         return f"{self.path}: {text}"
+
+
+def describe_values(leaves: Iterable[LeafField]) -> str:
+    """Returns the names and values of fields of one message, `num_layers: 6, scales: 0.2 0.95`."""
+    found: dict[str, list[str]] = {}
+    for leaf in leaves:
+        name = leaf.path.rpartition(".")[2].partition("[")[0]
+        found.setdefault(name, []).append(str(leaf).removeprefix(f"{leaf.path}: "))
+    return ", ".join(f"{name}: {' '.join(values)}" for name, values in found.items())
 
 
 class ConfigReader:

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline_ops.config.train import Clip, Cosine, Crop, Exponential, Optimizer, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.model import has_exact_backbone
-from pipeline_ops.od_api.text_proto import ConfigReader
+from pipeline_ops.od_api.text_proto import ConfigReader, describe_values
 from pipeline_ops.registry.weights import find_checkpoint_fault
 
 _OPTIMIZERS = {
@@ -69,9 +69,8 @@ def _convert_checkpoint(
     section: ConfigReader, model: ConfigReader, backbone: str | None
 ) -> dict[str, str]:
     """Returns a warm start if the checkpoint exists, and we have exactly its network."""
-    if not section.has("fine_tune_checkpoint"):
+    if not (checkpoint := section.take("fine_tune_checkpoint", str, "")):
         return {}
-    checkpoint = section.take("fine_tune_checkpoint", str, "")
     place = f"{section.path('fine_tune_checkpoint')}: '{checkpoint}'"
     if backbone is None or not has_exact_backbone(model):
         network = model.message("feature_extractor").take("type", str, "")
@@ -310,11 +309,9 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                     key = name.removeprefix("random_adjust_")
                     augmentation[key] = _convert_factor_range(change, path)
                 case _:
-                    values = [str(leaf).removeprefix(f"{path}.") for leaf in change.take_rest()]
+                    values = describe_values(change.take_rest())
                     advice = next((text for part, text in _ADVICE.items() if part in name), "")
-                    option.note_loss(
-                        f"{path} {{{', '.join(values)}}} is not done. {advice}".rstrip()
-                    )
+                    option.note_loss(f"{path} {{{values}}} is not done. {advice}".rstrip())
     return augmentation
 
 

@@ -314,6 +314,32 @@ def test_the_gate_keeps_back_a_model_that_finds_nothing(tmp_path):
     assert rule["metric"] == "map" and rule["at_least"] > 0
 
 
+def test_the_last_suppression_of_faster_rcnn_is_carried_and_its_anchors_are_said_beside_ours(
+    tmp_path,
+):
+    text = (MINIMAL % (MOMENTUM % "constant_learning_rate { }")).replace(
+        "ssd {",
+        """faster_rcnn {
+        first_stage_anchor_generator { grid_anchor_generator { scales: [0.5, 2.0] } }
+        second_stage_post_processing {
+          batch_non_max_suppression {
+            score_threshold: 0.3 iou_threshold: 0.4 max_total_detections: 300
+          }
+        }""",
+    )
+    found = converted(
+        tmp_path, text.replace("train_config {", 'train_config { fine_tune_checkpoint: ""')
+    )
+    parameters = found.sections["train"]["model_parameters"]
+    assert (parameters["nms_iou"], parameters["max_detections"]) == (0.4, 300)
+    assert any(
+        "grid_anchor_generator {scales: 0.5 2.0}: our anchors have" in each
+        for each in found.summarize()
+    )
+    assert not any("fine_tune_checkpoint" in each for each in found.summarize())
+    assert "score_threshold: 0.3 (ours: 0.01)" in found.to_yaml()
+
+
 @pytest.mark.parametrize(
     ("trainable", "frozen"), [("", True), ("batch_norm_trainable: true", None)]
 )
@@ -323,7 +349,9 @@ def test_batch_normalization_of_faster_rcnn_is_frozen_by_default(tmp_path, train
         tmp_path, text.replace("feature_extractor {", f"feature_extractor {{ {trainable}")
     )
     assert found.sections["train"]["model_parameters"].get("frozen_batch_normalization") == frozen
-    assert any("frozen" in loss for loss in found.losses) == bool(frozen)
+    assert any("Frozen statistics need the weights" in each for each in found.losses) == bool(
+        frozen
+    )
 
 
 @pytest.mark.parametrize(
@@ -534,8 +562,10 @@ def test_an_ssd_with_other_anchors_is_said_to_become_a_larger_network(tmp_path):
         "in place of SSD (ssd_resnet50_v1_fpn_keras): other anchors, and a pyramid with levels 3 "
         "to 7, as in SSD FPNLite"
     )
-    assert not any("num_layers" in line for line in found.summarize())
-    assert "num_layers: 6" in found.to_yaml()
+    assert any(
+        "ssd_anchor_generator {num_layers: 6}: our anchors have 4 times the stride" in line
+        for line in found.summarize()
+    )
 
 
 @pytest.mark.parametrize(

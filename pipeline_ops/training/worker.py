@@ -28,6 +28,7 @@ from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.augment import OwnChange
+from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.input.streaming import raise_read_errors
 from pipeline_ops.jobs.gang_protocol import (
     JOINING_PHASE,
@@ -103,6 +104,7 @@ from pipeline_ops.user_code.opened_files import require_named_files
 BuildModel = Callable[[], keras.Model]
 _TELL_SECONDS = 1.0
 _DETECTED = re.compile(r"Detected Infinity or NaN.*? op \S+", re.S)
+_UNSETTLED = 0.01
 _NOT_REPEATABLE = re.compile(r"^.*determinis.*$", re.M | re.I)
 _FRAME = re.compile(r"\+ (\S+ \(L\d+\) \S+)")
 
@@ -270,7 +272,9 @@ def build_trainer(
         loop,
         input_pipeline,
         _open_checkpoints(spec, gather, progress, loop.paths),
-        lambda: initialize_training(config, request, loop, build_for_serving, progress),
+        lambda: initialize_training(
+            config, request, loop, build_for_serving, progress, input_pipeline.total_steps
+        ),
         load_schedule(config.optimizer, code_folder),
         KerasCallbacks(
             config,
@@ -442,7 +446,12 @@ def build_for_callbacks(
 
 
 def initialize_training(
-    config: Train, request: Request, loop: Loop, build: BuildModel, progress: ProgressWriter
+    config: Train,
+    request: Request,
+    loop: Loop,
+    build: BuildModel,
+    progress: ProgressWriter,
+    total_steps: int,
 ) -> TrainingState:
     """Returns the state of a new training, whose initial weights the request may name."""
     state = TrainingState(learning_rate=loop.learning_rate or 0.0)
@@ -468,7 +477,30 @@ def initialize_training(
         elif config.freeze_epochs:
             message += ". They are all weights of the model, so none is frozen"
         progress.report("warm start", message=message)
-    elif config.warm_start:
-        message = "there is no champion yet. Starts from random weights."
-        progress.report("warm start", message=message)
+    else:
+        if config.warm_start:
+            message = "there is no champion yet. Starts from random weights."
+            progress.report("warm start", message=message)
+        state.warnings += find_unsettled(loop.model, total_steps)
     return state
+
+
+def find_unsettled(model: keras.Model, total_steps: int) -> list[str]:
+    """Tells of moving statistics that are their initial values in part after a whole training.
+
+    The model answers with them, and trains with those of a batch. Errors add up over the layers.
+    """
+    layers = [
+        layer
+        for layer in list_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    ]
+    momentum = max((layer.momentum for layer in layers), default=0.0)
+    share = momentum**total_steps
+    if share < _UNSETTLED:
+        return []
+    return [
+        f"After {total_steps} steps, {share:.0%} of the moving statistics of batch normalization "
+        f"are their initial values (momentum {momentum:g}), so the model may answer far worse than "
+        "it has learned. Train for longer, begin with trained weights, or lower the momentum."
+    ]

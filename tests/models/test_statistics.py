@@ -231,3 +231,23 @@ def test_a_warm_start_of_efficientnet_takes_the_colours_of_its_weights(tmp_path)
     model.set_weights(started.weights)
     np.testing.assert_allclose(model(images, training=False), plain, rtol=1e-5)
     assert not np.allclose(build()(images, training=False), plain, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "share"),
+    [
+        ({"momentum": 0.999}, 3000, "5%"),
+        ({"momentum": 0.99}, 44, "64%"),
+        ({"momentum": 0.99}, 3000, None),
+        ({"momentum": 0.999, "trainable": False}, 3000, None),
+    ],
+)
+def test_statistics_that_a_training_leaves_as_they_began_are_told(options, steps, share):
+    """A MobileNetV2 from random weights answered nothing after 3,000 steps."""
+    from pipeline_ops.training.worker import find_unsettled
+
+    normalization = keras.layers.BatchNormalization(**options)
+    model = keras.Sequential([keras.Input([4]), keras.Sequential([normalization])])
+    told = find_unsettled(model, steps)
+    assert len(told) == bool(share)
+    assert all(each.startswith(f"After {steps} steps, {share} of the moving") for each in told)

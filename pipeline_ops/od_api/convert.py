@@ -27,6 +27,7 @@ from pipeline_ops.od_api.training import convert_training
 from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _WIDTH = 145
+_MAX_BYTES = 1 << 20
 _MIN_MAP = 0.01
 """The gate of a converted config keeps back a model that has learned nothing."""
 _NO_EFFECT = re.compile(
@@ -182,6 +183,11 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     names file, line and field.
     """
     try:
+        if (num_bytes := file.stat().st_size) > _MAX_BYTES:
+            raise ConfigError(
+                f"{file}: a pipeline.config has a few kilobytes, and at most {_MAX_BYTES} here, got "
+                f"{num_bytes}. Correct the path."
+            )
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

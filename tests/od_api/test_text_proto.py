@@ -3,8 +3,10 @@ against noise."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import time
 
 import pytest
 from google.protobuf import descriptor_pb2, text_format
@@ -12,7 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.od_api.text_proto import EnumName, TextMessage, parse_text_proto
+from pipeline_ops.od_api.convert import convert
+from pipeline_ops.od_api.text_proto import (
+    ConfigReader,
+    EnumName,
+    TextMessage,
+    parse_text_proto,
+)
 
 
 def plain(message: TextMessage) -> list:
@@ -218,3 +226,34 @@ def test_noise_is_read_or_refused_with_a_place_and_nothing_else(text):
         assert 1 <= line <= text.count("\n") + 1 and column >= 1
     else:
         assert isinstance(message, TextMessage)
+
+
+COSTLY = {
+    "digits and a letter": "a: " + 10_000 * "1" + "x",
+    "digits, a dot and digits": "a: " + 5_000 * "1" + "." + 5_000 * "1" + "x",
+    "lines": 100_000 * "a: 1\n",
+    "a number": "a: " + 5_000 * "1",
+    "a hexadecimal number": "a: 0x" + 5_000 * "f",
+    "open messages": 100_000 * "a {",
+    "strings": "a: " + 50_000 * "'x' ",
+    "escapes": 'a: "' + 100_000 * "\\x41" + '"',
+    "values": "a: [" + 100_000 * "1," + "1]",
+}
+
+
+@pytest.mark.parametrize("text", COSTLY.values(), ids=COSTLY)
+def test_a_text_costs_time_in_proportion_to_its_length(text):
+    """M6: digits with a letter behind them took the cube of their number, 18 minutes for 10 kB."""
+    begun = time.process_time()
+    with contextlib.suppress(ConfigError):
+        reader = ConfigReader(parse_text_proto(text, "costly.config"), "costly.config")
+        list(reader.iterate_leaves())
+        reader.take("a", int, 0)
+    assert time.process_time() - begun < 20
+
+
+def test_a_file_that_is_too_large_for_a_config_is_not_read(tmp_path):
+    file = tmp_path / "pipeline.config"
+    file.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(ConfigError, match="pipeline.config: .* at most 1048576 here, got 1048577"):
+        convert(file)

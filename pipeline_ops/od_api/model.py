@@ -149,7 +149,8 @@ def has_exact_backbone(model: ConfigReader) -> bool:
 def _compare_plans(model: ConfigReader, parameters: dict[str, Any]) -> tuple[str, str]:
     """Returns what an SSD is called, and how ours differs."""
     if model.message("anchor_generator").has("ssd_anchor_generator"):
-        return "SSD", "other anchors, and a pyramid with levels 3 to 7, as in SSD FPNLite"
+        more = ", so about 1.5 times the operations" * (parameters["backbone"] == "MobileNetV2")
+        return "SSD", f"other anchors, and a pyramid with levels 3 to 7, as in SSD FPNLite{more}"
     plan = "the same plan, anchors and losses, with group normalization in pyramid and heads"
     if parameters.get("bifpn_rounds"):
         return "EfficientDet", plan

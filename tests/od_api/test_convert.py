@@ -21,7 +21,10 @@ from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.framework_internals import freeze_variables
+from pipeline_ops.models import build_model
 from pipeline_ops.od_api.convert import convert
 from pipeline_ops.od_api.text_proto import ConfigReader, parse_text_proto
 
@@ -173,6 +176,49 @@ def test_a_config_of_the_zoo_says_in_a_few_lines_what_trains_and_what_is_lost(tm
     for leaf in found.unconverted:
         assert str(leaf) in end
     assert len(found.unconverted) > 15
+
+
+def build_ssd(side: int, num_classes: int):
+    """The network of an SSD with MobileNetV2, of six levels with a convolution for each output."""
+    import keras
+    from keras import layers
+
+    base = keras.applications.MobileNetV2(
+        input_shape=(side, side, 3), include_top=False, weights=None
+    )
+    levels = [base.get_layer(name).output for name in ("block_13_expand_relu", "out_relu")]
+    for width in (512, 256, 256, 128):
+        inner = layers.Conv2D(width // 2, 1, activation="relu6")(levels[-1])
+        levels.append(layers.Conv2D(width, 3, 2, "same", activation="relu6")(inner))
+    anchors = [3, 6, 6, 6, 6, 6]
+    outputs = [
+        layers.Conv2D(count * size, 1)(level)
+        for level, count in zip(levels, anchors, strict=True)
+        for size in (4, num_classes + 1)
+    ]
+    return keras.Model(base.input, outputs)
+
+
+def count_operations(model, side: int) -> int:
+    import tensorflow as tf
+
+    call = tf.function(model, autograph=False).get_concrete_function(
+        tf.TensorSpec((1, side, side, 3))
+    )
+    with freeze_variables(call).graph.as_default() as graph:
+        options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
+        found = tf.compat.v1.profiler.profile(graph, options=options | {"output": "none"})
+        return found.total_float_ops
+
+
+@pytest.mark.models
+def test_what_stands_in_for_an_ssd_takes_as_many_more_operations_as_is_said(tmp_path):
+    found = converted(tmp_path, MOBILENET)
+    [told] = re.findall(r"so about (\d\.\d) times the operations", found.stand_in)
+    config = Train.model_validate(found.sections["train"])
+    model = build_model(config, (320, 320, 3), 6, tmp_path, for_training=False)
+    ratio = count_operations(model, 320) / count_operations(build_ssd(320, 6), 320)
+    assert ratio == pytest.approx(float(told), abs=0.1)
 
 
 def test_what_changes_the_accuracy_has_both_values(tmp_path):

@@ -170,8 +170,19 @@ class CheckpointStore:
     """
 
     def list_ids(self) -> list[CheckpointId]:
-        """The complete checkpoints. Makes one request."""
-        return _parse_ids(entry.name for entry in self.folder.list_folder())
+        """The complete checkpoints. Makes one request.
+
+        Raises DataError for one with a token above that of this job's lease.
+        """
+        found = _parse_ids(entry.name for entry in self.folder.list_folder())
+        for checkpoint in found:
+            if checkpoint.token > self.token:
+                raise DataError(
+                    f"{self._get_path(checkpoint)} has a token above that of this job's lease, "
+                    f"{self.token}. Another job has taken over, or the file is not of a training: "
+                    "if no other job trains, remove it."
+                )
+        return found
 
     def download(self, checkpoint: CheckpointId, target: Path) -> None:
         """Brings the files of a checkpoint into a folder. Files that are there already stay.

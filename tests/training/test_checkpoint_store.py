@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pipeline_ops.errors import MachineError
+from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
@@ -150,6 +150,16 @@ def test_the_highest_token_decides_before_the_highest_step(make_host, store):
     assert make_host("third", 3).restore().id == CheckpointId(2, 20)
     assert make_host("first", 3).restore().id == CheckpointId(2, 20), "its own disk has step 50"
     assert manifests(store)[-1] == "checkpoint-00000002-000000020.json", "it was not removed"
+
+
+def test_a_checkpoint_above_the_lease_of_the_job_is_an_error_that_names_it(make_host, store):
+    """M1: whoever may write to the bucket gave a checkpoint the highest token, and it counted."""
+    make_host("first", 1).save(10)
+    work = store / "work"
+    forged = work / "checkpoint-00000099-000000010.json"
+    forged.write((work / "checkpoint-00000001-000000010.json").read())
+    with pytest.raises(DataError, match=f"{forged} has a token above .* lease, 2. .* remove"):
+        make_host("second", 2).restore()
 
 
 def test_only_the_newest_are_kept_and_nothing_else_is_left(make_host, store):

@@ -59,19 +59,15 @@ def _count_rows(file: ParquetFile, container: RawFile, path: str) -> int:
     return sum(counts)
 
 
-def _check_size(file: ParquetFile, group: int, columns: Sequence[str], path: str) -> None:
-    """Raises TooLarge for a row group whose columns do not fit into memory."""
-    metadata = file.metadata.row_group(group)
-    chunks = map(metadata.column, range(metadata.num_columns))
-    num_bytes = sum(
-        max(0, chunk.total_uncompressed_size)
-        for chunk in chunks
-        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
-    )
-    place = f"the columns {', '.join(columns)} of row group {group} have"
+def _check_size(file: ParquetFile, group: int, path: str) -> None:
+    """Raises TooLarge for a row group that does not fit into memory.
+
+    All columns count, because pyarrow ends the process where it lists those of a damaged footer.
+    """
+    num_bytes = file.metadata.row_group(group).total_byte_size
     example = "row_group_size=100 of pyarrow.parquet.write_table"
     cure = f"Write the file with fewer rows per group ({example})."
-    check_limit(path, place, num_bytes, MAX_ROW_GROUP_BYTES, "bytes", cure)
+    check_limit(path, f"row group {group} has", num_bytes, MAX_ROW_GROUP_BYTES, "bytes", cure)
 
 
 class _FileReader:
@@ -88,7 +84,7 @@ class _FileReader:
         """The rows. If a row group is damaged, its unread rows are one reject."""
         source, files, first = self._source, self._files, 0
         for group in range(self._file.num_row_groups):
-            _check_size(self._file, group, self._columns, self._path)
+            _check_size(self._file, group, self._path)
             number, fault = -1, "it ends early"
             end = first + self._file.metadata.row_group(group).num_rows
             try:
@@ -176,7 +172,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
             groups = range(parquet.num_row_groups)
 
             def read_group(group: int) -> Iterator[tuple[int, dict[str, Any]]]:
-                _check_size(parquet, group, names, files[0].key)
+                _check_size(parquet, group, files[0].key)
                 return raw.iterate_rows(parquet, group, names)
 
             every = (row for group in groups for _, row in read_group(group))

@@ -113,6 +113,8 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
                 end = tar.offset
+                if member.size < 0:
+                    raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
                 if not member.offset < end <= num_bytes:
                     yield Reject("truncated", f"the file ends inside of {member.name}. Copy again")
                     return

@@ -41,7 +41,7 @@ MAX_DESCRIPTION_BYTES = 4 << 20
 MAX_RECORD_BYTES = 1 << 30
 """A record of a TFRecord file."""
 MAX_ROW_GROUP_BYTES = 1 << 30
-"""The columns that are read of a row group of Parquet, as they are in memory."""
+"""A row group of Parquet: all of its columns, and those that are read as they are in memory."""
 MAX_ARRAY_ROW_BYTES, MAX_PACKED_ARRAY_BYTES = 512 << 20, 8 << 30
 """A row of an array of NumPy, and an array that is compressed."""
 

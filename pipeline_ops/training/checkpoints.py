@@ -622,10 +622,13 @@ def _read_array(
 ) -> np.ndarray:
     """Reads an array of one of the shapes. Its header is checked first: it decides on memory."""
     with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version not in _HEADER_READERS:
-            raise ValueError(f"{member.filename} is of NumPy's unknown format {version}")
-        shape, _, dtype = _HEADER_READERS[version](stream)
+        try:
+            shape, _, dtype = _HEADER_READERS[np.lib.format.read_magic(stream)](stream)
+        except (MemoryError, OSError, zipfile.BadZipFile):
+            raise
+        except Exception as error:  # Python's own parser reads it, and raises nearly anything
+            text = " ".join(str(error).split())[:_MAX_PATH_BYTES]
+            raise ValueError(f"{member.filename} has no header of NumPy ({text})") from None
         num_bytes, declared = member.file_size - stream.tell(), math.prod(shape) * dtype.itemsize
     if declared != num_bytes or any(size < 0 for size in shape):
         raise ValueError(

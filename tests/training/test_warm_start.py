@@ -557,6 +557,13 @@ def test_an_archive_of_keras_that_unpacks_to_gigabytes_is_refused(tmp_path):
         read_start(file)
 
 
+def test_a_header_that_python_cannot_parse_is_named(tmp_path):
+    content = b"\x93NUMPY\1\0" + (99).to_bytes(2, "little") + b"(" * 99
+    file = write_zip(tmp_path / "weights.npz", "w0000.npy", content)
+    with pytest.raises(DataError, match=r"weights.npz .*: w0000.npy has no header of NumPy"):
+        read_start(file)
+
+
 @pytest.mark.parametrize("suffix", ["npz", "keras", "h5", "weights.h5"])
 def test_a_damaged_file_of_every_kind_is_named(suffix, tmp_path):
     file = tmp_path / f"model.{suffix}"

@@ -413,6 +413,7 @@ def make_header(kind: bytes, content: bytes) -> bytes:
         (make_header(tarfile.XHDTYPE, b"9" * 60_000), "more digits than a number in an extended"),
         (make_header(tarfile.XGLTYPE, b"9" * 60_000), "more digits than a number in an extended"),
         (make_header(b"X", b"9" * 60_000), "more digits than a number in an extended"),
+        (make_header(b"x", b"11 size=-7\n"), "good.jpg has -7 bytes"),
         *(
             (make_header(kind, b"x" * 65_537), "an extended header of 65537 bytes, allowed are")
             for kind in (b"x", b"g", b"X", b"L", b"K")

@@ -49,6 +49,8 @@ MAX_ARRAY_ROW_BYTES, MAX_PACKED_ARRAY_BYTES = 512 << 20, 8 << 30
 MAX_TEXT_CHARACTERS = 1000
 """The name of a class or of a group."""
 MAX_PATH_CHARACTERS, MAX_PATH_PARTS = 4096, 64
+MAX_NESTED_LISTS = 10
+"""Lists of JSON around the objects in which a field is looked up."""
 
 # Tar archives
 MAX_TAR_HEADER_BYTES, MAX_TAR_HEADER_DIGITS = 64 << 10, 100

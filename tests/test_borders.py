@@ -73,7 +73,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "pipeline_ops/training": (
         SHARED | {"training", "models", "input", "served"},
-        TENSORFLOW | {"PIL", "pynvml"},
+        TENSORFLOW | {"PIL", "h5py", "pynvml"},
     ),
     "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW | {"scipy"}),

@@ -19,10 +19,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pipeline_ops.raw_data.limits import MAX_ARRAY_ROW_BYTES, MAX_PACKED_ARRAY_BYTES
+
 _CHUNK_BYTES = 16 << 20
 _HEADER_BYTES = 16 << 10
 """The part of an array that is read for its header. NumPy's own limit is 10,000 bytes."""
-_MAX_ROW_BYTES, _MAX_PACKED_BYTES = 512 << 20, 8 << 30
 _SUFFIX = ".npy"
 _AGAIN = "Copy or write the file again"
 
@@ -84,7 +85,7 @@ def open_array(file: BinaryIO, name: str) -> Iterator[ArrayRows]:
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 member = archive.getinfo(name + _SUFFIX)
                 is_packed = member.compress_type != zipfile.ZIP_STORED
-                if is_packed and member.file_size > _MAX_PACKED_BYTES:
+                if is_packed and member.file_size > MAX_PACKED_ARRAY_BYTES:
                     cure = "Unpack the file with unzip, and name the .npy files"
                     raise UnreadableArray(f"{member.file_size} bytes are compressed. {cure}")
                 num_bytes = member.file_size
@@ -120,8 +121,10 @@ def _read_header(stream: BinaryIO, num_bytes: int) -> ArrayRows:
         has = f"and the file has {num_bytes - head.tell()}"
         need = f"its header says {shape} of {dtype}, {shape[0] * array.row_bytes} bytes"
         raise UnreadableArray(f"{need}, {has}. {_AGAIN}")
-    if array.row_bytes > _MAX_ROW_BYTES:
-        raise UnreadableArray(f"a row has {array.row_bytes} bytes, allowed are {_MAX_ROW_BYTES}")
+    if array.row_bytes > MAX_ARRAY_ROW_BYTES:
+        raise UnreadableArray(
+            f"a row has {array.row_bytes} bytes, allowed are {MAX_ARRAY_ROW_BYTES}"
+        )
     if is_fortran and len(shape) > 1:
         raise UnreadableArray("in Fortran's order. Save numpy.ascontiguousarray(array)")
     return array

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from beam_jobs.io.arrays import UnreadableArray, open_array, to_pixels
 from beam_jobs.io.example import encode_png
 from pipeline_ops.errors import MachineError
+from pipeline_ops.raw_data.limits import MAX_ROW_GROUP_BYTES
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_file_version
 from pipeline_ops.raw_data.remote import RemoteFolder, make_change_error
@@ -202,7 +203,7 @@ _BATCH_ROWS, _BLOCK_BYTES = 16, 4 << 20
 
 
 class CorruptParquet(Exception):
-    """A file, or a row group of it, that pyarrow cannot read."""
+    """A file, or a row group of it, that pyarrow cannot read, or whose rows cost too much."""
 
 
 @contextlib.contextmanager
@@ -219,16 +220,29 @@ def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
 def iterate_rows(
     file: ParquetFile, group: int, columns: Sequence[str], wanted: Container[int] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the wanted rows of a row group with their numbers in it. Raises CorruptParquet."""
-    start = 0
+    """Yields the wanted rows of a row group with their numbers in it. Raises CorruptParquet.
+
+    The rows are counted as they are in memory, because the sizes in the file may be wrong, and many
+    rows may share one value of a dictionary.
+    """
+    start = num_bytes = 0
     with _translate_errors():
         for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
+            num_bytes += sum(map(_measure, batch.columns))
+            if num_bytes > MAX_ROW_GROUP_BYTES:
+                raise CorruptParquet(f"its rows have more than {MAX_ROW_GROUP_BYTES} bytes")
             numbers = range(start, start + batch.num_rows)
             chosen = [number for number in numbers if wanted is None or number in wanted]
             if chosen:
                 rows = batch.take([number - start for number in chosen])
                 yield from zip(chosen, rows.to_pylist(), strict=True)
             start += batch.num_rows
+
+
+def _measure(column: Any) -> int:
+    """The bytes of a column. Its rows may be indices of a dictionary, as of pandas' categories."""
+    decode = getattr(column, "dictionary_decode", None)
+    return decode().nbytes if decode else column.nbytes
 
 
 def read_rows(file: io.BufferedReader, column: str, rows: Iterable[int]) -> dict[int, bytes]:

@@ -14,6 +14,7 @@ from typing import IO, BinaryIO
 
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.raw_data.limits import MAX_RECORD_BYTES
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.store_path import StorePath
@@ -25,7 +26,6 @@ from pipeline_ops.storage.tfrecord import (
     frame_record,
 )
 
-_MAX_RECORD_BYTES = 1 << 30  # a record is held in memory
 _GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
@@ -64,8 +64,8 @@ def _find_damage(head: bytes, offset: int, length: int, size: int) -> Reject | N
 
 
 def _read_data(file: BinaryIO, offset: int, length: int) -> bytes | Reject:
-    if length > _MAX_RECORD_BYTES:
-        detail = f"the record at byte {offset} has {length} bytes, allowed are {_MAX_RECORD_BYTES}"
+    if length > MAX_RECORD_BYTES:
+        detail = f"the record at byte {offset} has {length} bytes, allowed are {MAX_RECORD_BYTES}"
         return Reject("too_large", detail)
     data = file.read(length + FOOTER_BYTES)
     if len(data) < length + FOOTER_BYTES:

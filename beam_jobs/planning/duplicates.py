@@ -38,6 +38,7 @@ from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
 from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.raw_data.limits import MAX_DECODED_PIXELS
 from pipeline_ops.raw_data.listing import RawFolder
 
 _STAGE, _DUPLICATE = "duplicates", "duplicate"
@@ -174,7 +175,6 @@ NO_HASH = "-"
 _RECORDS_PER_BLOCK = 256
 _SIDE_PIXELS, _FREQUENCIES = 32, 8
 _MIN_CONTRAST = 2.0  # standard deviation, of 255
-_MAX_PIXELS = 100_000_000  # `decode` rejects larger ones or fails on them
 
 
 class HashedBlock(PlanSummary, frozen=True):
@@ -243,12 +243,12 @@ def _decode_grey(data: bytes) -> np.ndarray | None:
     try:
         if data.startswith(b"\xff\xd8\xff"):
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            if height * width > _MAX_PIXELS:
+            if height * width > MAX_DECODED_PIXELS:
                 return None
             side = 2 * _SIDE_PIXELS
             return simplejpeg.decode_jpeg(data, "GRAY", min_height=side, min_width=side)[:, :, 0]
         with Image.open(io.BytesIO(data)) as header:
-            if header.width * header.height > _MAX_PIXELS:
+            if header.width * header.height > MAX_DECODED_PIXELS:
                 return None
         mode = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
         return cv2.imdecode(np.frombuffer(data, np.uint8), mode)

@@ -23,6 +23,7 @@ from beam_jobs.sources.wording import join_names
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import BoxFormat
+from pipeline_ops.raw_data.limits import MAX_NESTED_LISTS
 
 Row = Mapping[str, Any]
 _LABELS = (
@@ -78,13 +79,16 @@ class Meaning(NamedTuple):
         return {name: value for name, value in keys.items() if value and value != _USUAL.get(name)}
 
 
-def find_field(fields: Any, name: str) -> Any:
-    """The value of `label`, or of `objects.bbox` in one object or in a list of objects, or None."""
+def find_field(fields: Any, name: str, max_lists: int = MAX_NESTED_LISTS) -> Any:
+    """The value of `label`, or of `objects.bbox` in one object or in a list of objects, or None.
+
+    A list may be inside of `max_lists` others, since the stack of Python has an end.
+    """
     if isinstance(fields, Mapping) and name in fields:
         return fields[name]
     first, _, rest = name.partition(".")
     if isinstance(fields, list):
-        return [find_field(item, name) for item in fields]
+        return [find_field(item, name, max_lists - 1) for item in fields] if max_lists else None
     value = fields.get(first) if isinstance(fields, Mapping) else None
     return find_field(value, rest) if rest else value
 

@@ -26,16 +26,15 @@ from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import CvatSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_CVAT_BYTES
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _SHAPES = ("box", "polygon", "mask", "ellipse")
-_MAX_BYTES = 512 << 20
-"""Four million boxes, whose XML is parsed in about a minute."""
 
 
 def read_entries(files: SourceFiles, source: CvatSource) -> Iterator[SourceEntry]:
     name, is_classification = source.annotations, source.task == "classification"
-    content = files.read(name, "annotations", _MAX_BYTES)
+    content = files.read(name, "annotations", MAX_CVAT_BYTES)
     for index, element in enumerate(_iterate_images(content, name)):
         with files.entry(f"{name}#image-{index}") as entry:
             shapes = (shape for shape in element if (shape.tag == "tag") is is_classification)

@@ -12,15 +12,15 @@ from typing import Any
 
 from beam_jobs.sources.columns import find_field, list_names
 from beam_jobs.sources.folder_view import MAX_CANDIDATES, FolderView, Question, SourceMatch
-from beam_jobs.sources.parsing import decode_text, name_part, parse_json_object
+from beam_jobs.sources.parsing import check_size, decode_text, name_part, parse_json_object
 from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.tables import ManifestReader, recognise_tables
 from beam_jobs.sources.wording import get_task, join_names
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import JsonlSource
+from pipeline_ops.raw_data.limits import MAX_SAMPLE_ANNOTATION_BYTES
 from pipeline_ops.raw_data.raw_file import RawFile
 
-_MAX_LINE_BYTES = 16 << 20
 _MAX_START_BYTES = 64 << 20
 
 
@@ -32,9 +32,7 @@ def read_entries(files: SourceFiles, source: JsonlSource) -> Iterator[SourceEntr
             if not line.strip():
                 continue
             with files.entry(f"{part.manifest}:{number}", prefix=f"line {number}: ") as entry:
-                if len(line) > _MAX_LINE_BYTES:
-                    detail = f"a line of {len(line)} characters, allowed are {_MAX_LINE_BYTES}"
-                    raise Reject("too_large", detail)
+                check_size(len(line), MAX_SAMPLE_ANNOTATION_BYTES, "a line")
                 fields = parse_json_object(line.encode("utf-8", "surrogateescape"))
                 fields |= {name: find_field(fields, own) for name, own in source.columns.items()}
                 entry.key = reader.find_key(fields.get("path"))

@@ -32,9 +32,9 @@ from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelStudioSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_PATH_CHARACTERS
 from pipeline_ops.raw_data.raw_file import RawFile
 
-_MAX_REFERENCE_CHARACTERS = 4096
 _NO_SHAPES = frozenset(
     ("choices", "taxonomy", "textarea", "rating", "number", "datetime", "pairwise", "relation")
 )
@@ -150,8 +150,8 @@ def _find_kind(value: Mapping[str, Any]) -> str | None:
 
 def _find_image(reference: Any, source: LabelStudioSource, files: SourceFiles) -> RawFile:
     """The image that a task refers to. Raises Reject."""
-    if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARACTERS:
-        kind = f"a path or a URI, as text of at most {_MAX_REFERENCE_CHARACTERS} characters"
+    if not isinstance(reference, str) or len(reference) > MAX_PATH_CHARACTERS:
+        kind = f"a path or a URI, as text of at most {MAX_PATH_CHARACTERS} characters"
         raise Reject("malformed", f"the image under the key {source.image_key} must be {kind}")
     scheme, separator, path = reference.partition("://")
     if prefix := max(filter(reference.startswith, source.prefixes), key=len, default=""):

@@ -18,9 +18,8 @@ from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.wording import count
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import LabelmeSource
+from pipeline_ops.raw_data.limits import MAX_LABELME_BYTES
 
-_MAX_BYTES = 64 << 20
-"""Maximum size of a file, which may hold a copy of the image."""
 _RECTANGLES = ("rectangle", "mask")
 """Shapes with two opposite corners. Some versions write all four."""
 _OUTLINES = ("polygon", "rotation", "linestrip")
@@ -32,7 +31,7 @@ def read_entries(files: SourceFiles, _: LabelmeSource) -> Iterator[SourceEntry]:
     reader = RawReader(found, files.listing.folder)
     for file in found:
         with files.entry(file.key) as entry:
-            parsing.check_size(file.num_bytes, _MAX_BYTES, "a file")
+            parsing.check_size(file.num_bytes, MAX_LABELME_BYTES, "a file")
             content = parsing.parse_json_object(reader.read(file))
             folder, name = posixpath.split(posixpath.splitext(file.key)[0])
             image = files.find_image_anywhere(content.get("imagePath"), folder, name)

@@ -36,6 +36,9 @@ def find_containers(source: PackedSource, listing: Listing) -> list[tuple[RawFil
         files = [file for file in listing.files if fnmatchcase(file.key, part.files)]
         cure = f"Correct preprocess.source.parts.{index}.files"
         if not files:
+            refused = (file for file in listing.rejected if fnmatchcase(file.key, part.files))
+            if file := next(refused, None):
+                raise DataError(f"{listing.folder / file.key}: {file.detail}")
             raise DataError(f"{listing.folder}: no file matches {part.files}. {cure}.")
         if twice := [file.key for file in files if file.key in found]:
             fault = f"{twice[0]} belongs to two parts"

@@ -22,26 +22,52 @@ from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.sources import ParquetSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_ENTRIES, MAX_ROW_GROUP_BYTES, TooLarge, check_limit
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-_MAX_GROUP_BYTES = 1 << 30
 _MAX_ROWS = 500
 """Number of rows that are looked at to recognise the columns."""
 
 
 def read_entries(files: SourceFiles, source: ParquetSource) -> Iterator[SourceEntry]:
-    folder = files.listing.folder
+    folder, num_rows = files.listing.folder, 0
     for container, split in find_containers(source, files.listing):
         with raw.translate_read_errors(container.key), raw.open_raw(container, folder) as opened:
             try:
                 with raw.open_parquet(opened) as file:
+                    num_rows += _count_rows(file, container, f"{folder / container.key}")
+                    cure = "Divide the data set."
+                    check_limit(folder, "its files have", num_rows, MAX_ENTRIES, "rows", cure)
                     yield from _FileReader(file, container, source, files).read_entries(split)
             except raw.CorruptParquet as error:
                 fault = f"not a Parquet file, or a damaged one: {error}. Write or copy it again"
                 raise DataError(f"{folder / container.key}: {fault}.") from None
+
+
+def _count_rows(file: ParquetFile, container: RawFile, path: str) -> int:
+    """The rows of all row groups, as the file declares them. Raises TooLarge."""
+    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    counts = [group.num_rows for group in groups]
+    if min(counts, default=0) < 0:
+        raise raw.CorruptParquet(f"a row group has {min(counts)} rows")
+    fault = "Each image takes a byte or more, so it is damaged, or most rows have none"
+    cure = f"{fault}. Write it again without those rows."
+    check_limit(path, "has", sum(counts), container.num_bytes, "rows", cure)
+    return sum(counts)
+
+
+def _check_size(file: ParquetFile, group: int, path: str) -> None:
+    """Raises TooLarge for a row group that does not fit into memory.
+
+    All columns count, because pyarrow ends the process where it lists those of a damaged footer.
+    """
+    num_bytes = file.metadata.row_group(group).total_byte_size
+    example = "row_group_size=100 of pyarrow.parquet.write_table"
+    cure = f"Write the file with fewer rows per group ({example})."
+    check_limit(path, f"row group {group} has", num_bytes, MAX_ROW_GROUP_BYTES, "bytes", cure)
 
 
 class _FileReader:
@@ -55,10 +81,10 @@ class _FileReader:
         self._names = _read_class_names(file, source.label) or source.class_names
 
     def read_entries(self, split: str | None) -> Iterator[SourceEntry]:
-        """The rows. If a row group is damaged, each of its unread rows is rejected."""
+        """The rows. If a row group is damaged, its unread rows are one reject."""
         source, files, first = self._source, self._files, 0
         for group in range(self._file.num_row_groups):
-            self._check_size(group)
+            _check_size(self._file, group, self._path)
             number, fault = -1, "it ends early"
             end = first + self._file.metadata.row_group(group).num_rows
             try:
@@ -70,9 +96,10 @@ class _FileReader:
                         yield make_entry(image, fields, source, split, self._names)
             except raw.CorruptParquet as error:
                 fault = str(error)
-            for row in range(first + number + 1, end):
-                with files.entry(self._make_place(row)):
-                    raise Reject("corrupt", f"row group {group} is damaged: {fault}")
+            if (start := first + number + 1) < end:
+                rows = f"the rows {start} to {end - 1} of row group {group} cannot be read"
+                with files.entry(self._make_place(start)):
+                    raise Reject("corrupt", f"{rows}: {fault}. Write the file again")
             first = end
 
     def _make_place(self, row: int) -> str:
@@ -109,20 +136,6 @@ class _FileReader:
             need = "and must hold bytes, {bytes, path}, or paths. Correct preprocess.source.image."
             raise DataError(f"{column} is of the type {kind}, {need}")
 
-    def _check_size(self, group: int) -> None:
-        metadata = self._file.metadata.row_group(group)
-        columns = map(metadata.column, range(metadata.num_columns))
-        num_bytes = sum(
-            column.total_uncompressed_size
-            for column in columns
-            if column.path_in_schema.partition(".")[0] == self._columns[0]
-        )
-        if num_bytes > _MAX_GROUP_BYTES:
-            fault = f"the images of row group {group} have {num_bytes} bytes"
-            limit = f"allowed are {_MAX_GROUP_BYTES}. Write the file with fewer rows per group"
-            example = "row_group_size=100 of pyarrow.parquet.write_table"
-            raise DataError(f"{self._path}: {fault}, {limit} ({example}).")
-
     def _make_image(self, value: Any, row: int) -> raw.Raw:
         if isinstance(content := raw.find_bytes(value), bytes):
             digest, key, column = compute_digest(content), self._make_place(row), self._columns[0]
@@ -157,9 +170,14 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         with raw.open_raw(files[0], view.folder) as opened, raw.open_parquet(opened) as parquet:
             names = parquet.schema_arrow.names
             groups = range(parquet.num_row_groups)
-            every = (row for group in groups for _, row in raw.iterate_rows(parquet, group, names))
+
+            def read_group(group: int) -> Iterator[tuple[int, dict[str, Any]]]:
+                _check_size(parquet, group, files[0].key)
+                return raw.iterate_rows(parquet, group, names)
+
+            every = (row for group in groups for _, row in read_group(group))
             rows = list(itertools.islice(every, _MAX_ROWS))
-    except (raw.CorruptParquet, OSError) as error:
+    except (raw.CorruptParquet, TooLarge, OSError) as error:
         yield f"{files[0].key}: {error}"
         return
     image, sizes = _find_image_column(view, rows)

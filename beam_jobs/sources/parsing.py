@@ -21,6 +21,12 @@ from typing import Any
 
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
+from pipeline_ops.raw_data.limits import (
+    MAX_PATH_CHARACTERS,
+    MAX_PATH_PARTS,
+    MAX_TEXT_CHARACTERS,
+    MAX_XML_ELEMENT_BYTES,
+)
 
 Point = tuple[float, float]  # x, y
 Corners = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax
@@ -50,9 +56,6 @@ _SUPERSETS = {
 """Encodings with all characters that Windows writes under the name of a smaller one."""
 _XML_ENCODING = re.compile(r"""(<\?xml\b[^>]{0,200}?)\s+encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 _BLOCK_BYTES = 1 << 18
-_MAX_CHILD_BYTES = 32 << 20
-"""The limit of one element below the root. In memory, elements take up to 30 times their text."""
-_MAX_PATH_CHARACTERS, _MAX_PATH_PARTS = 4096, 64
 CORNERS = ("ymin", "xmin", "ymax", "xmax")
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -201,11 +204,17 @@ def check_size(num_bytes: int, max_bytes: int, name: str) -> None:
 
 
 def parse_text(value: Any) -> str:
-    """Text without blanks around it, in Unicode's form C. A whole number may be a name, too."""
+    """Text without blanks around it, in Unicode's form C. A whole number may be a name, too.
+
+    Raises Reject: too_large, too.
+    """
     if type(value) is int or (type(value) is float and value.is_integer()):
         value = str(int(value))
     if not isinstance(value, str):
         raise Reject("malformed", f"{_shorten(value)} is not text")
+    if len(value) > MAX_TEXT_CHARACTERS:
+        detail = f"a text of {len(value)} characters, allowed are {MAX_TEXT_CHARACTERS}"
+        raise Reject("too_large", f"{detail}: {_shorten(value[:40])}")
     text = unicodedata.normalize("NFC", value.strip())
     return sys.intern(text)  # millions of equal labels share their memory
 
@@ -248,12 +257,12 @@ def parse_split(value: Any) -> str | None:
 
 def iterate_path_ends(path: Any) -> Iterator[str]:
     """The path without its root, then without its first folder, and so on. It may be of Windows."""
-    if not isinstance(path, str) or len(path) > _MAX_PATH_CHARACTERS:
-        limit = f"text of at most {_MAX_PATH_CHARACTERS} characters"
+    if not isinstance(path, str) or len(path) > MAX_PATH_CHARACTERS:
+        limit = f"text of at most {MAX_PATH_CHARACTERS} characters"
         raise Reject("malformed", f"a path must be {limit}")
     parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
-    if len(parts) > _MAX_PATH_PARTS:
-        raise Reject("malformed", f"a path of {len(parts)} parts, allowed are {_MAX_PATH_PARTS}")
+    if len(parts) > MAX_PATH_PARTS:
+        raise Reject("malformed", f"a path of {len(parts)} parts, allowed are {MAX_PATH_PARTS}")
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
@@ -382,8 +391,8 @@ def iterate_children(content: bytes, root_tag: str) -> Iterator[ElementTree.Elem
                     around[0].clear()
             if children:
                 last = start
-            elif start - last > _MAX_CHILD_BYTES:
-                raise Reject("malformed", f"an element has more than {_MAX_CHILD_BYTES} bytes")
+            elif start - last > MAX_XML_ELEMENT_BYTES:
+                raise Reject("malformed", f"an element has more than {MAX_XML_ELEMENT_BYTES} bytes")
             yield from children
     # ValueError, LookupError: an encoding that does not exist
     except (ElementTree.ParseError, ValueError, LookupError) as error:

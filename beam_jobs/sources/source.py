@@ -34,20 +34,21 @@ from beam_jobs.stages.stage import Box, BoxFrame, Names, Reject, parameters
 from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.sources import BoxOptions
 from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.raw_data.limits import (
+    MAX_ANNOTATION_BYTES,
+    MAX_ENTRIES,
+    MAX_IMAGE_BYTES,
+    MAX_REJECTS,
+    check_limit,
+)
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, loosen, to_raw_key
 
 __all__ = ["Box", "Names", "Reject", "SourceEntry", "SourceFiles", "SourceFailed", "parameters"]
 
 _MAX_DETAIL_CHARACTERS = 300
-MAX_ANNOTATION_BYTES = 2 << 30
-"""Maximum size of a file that is parsed as a whole. COCO 2017 has 450 MB."""
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:|[a-z0-9]+://")
 _MAX_FRACTION = 1.5
-MAX_IMAGE_BYTES = 512 << 20
-"""Maximum size of an image, which a worker holds in memory."""
-
-
 _USUAL = BoxOptions()
 
 
@@ -181,21 +182,17 @@ class SourceFiles:
             key = self.to_key(path)
         except Reject as reject:
             raise SourceFailed(f"source {self._name} reads a file: {reject.detail}") from None
-        file = self.by_key.get(key)
-        if entry := self.unreadable.get(key):
-            fault = entry.detail
-        elif file is None:
-            fault = "no such file"
-        elif file.num_bytes > max_bytes:
-            fault = (
-                f"has {file.num_bytes} bytes, allowed are {max_bytes}. Divide it into several files"
-            )
-        else:
-            return read_raw(file, self.listing.folder)
         cause = f"The source {self._name} reads this file."
         if named_by is not None:
             cause = f"preprocess.source.{named_by} names this file."
-        raise DataError(f"{self.listing.folder / path}: {fault}. {cause}")
+        place = self.listing.folder / path
+        file, entry = self.by_key.get(key), self.unreadable.get(key)
+        if file is None or entry:
+            fault = entry.detail if entry else "no such file"
+            raise DataError(f"{place}: {fault}. {cause}")
+        cure = f"Divide it into several files. {cause}"
+        check_limit(place, "has", file.num_bytes, max_bytes, "bytes", cure)
+        return read_raw(file, self.listing.folder)
 
     def read_text(
         self, path: str, named_by: str | None = None, max_bytes: int = MAX_ANNOTATION_BYTES
@@ -379,6 +376,9 @@ class SourceFiles:
             self._reject(name, reject.reason, place.prefix + reject.detail, place.labels)
         else:
             self._found.append(_Found(record, place.place, place.scope))
+            cure = f"{place.place} is the last one. Divide the data set."
+            number = len(self._found)
+            check_limit(self.listing.folder, "has", number, MAX_ENTRIES, "images", cure)
 
     def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
         label = "" if entry.label is None else parsing.parse_text(_to_plain(entry.label))
@@ -433,6 +433,9 @@ class SourceFiles:
         key, detail = map(parsing.escape_surrogates, (key, detail))
         detail = detail[:_MAX_DETAIL_CHARACTERS]
         self._rejected.append(RejectedRecord(key=key, stage="source", reason=reason, detail=detail))
+        cure = f"The last one is {key} ({reason}: {detail}). Correct the data."
+        number = len(self._rejected)
+        check_limit(self.listing.folder, "has", number, MAX_REJECTS, "entries to reject", cure)
         if known := [label for label in labels if not self._find_label_fault(label)]:
             self._rejected_labels[key] = known
 

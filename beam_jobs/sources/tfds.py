@@ -25,11 +25,12 @@ from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_DESCRIPTION_BYTES, check_limit
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
 _IMAGE, _LABEL, _OBJECTS = "image", "label", "objects"
-_FEATURES, _MAX_METADATA_BYTES = "features.json", 4 << 20
+_FEATURES = "features.json"
 _AGAIN = "Prepare the data set again"
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _TFDS_FEATURE = r"tensorflow_datasets\.core\.features\.[A-Za-z_.]+\Z"
@@ -67,9 +68,8 @@ def _check_features(file: RawFile, listing: Listing, builder_package: str) -> No
 
 
 def _read_metadata(file: RawFile, listing: Listing) -> bytes:
-    if file.num_bytes > _MAX_METADATA_BYTES:
-        fault = f"has {file.num_bytes} bytes, allowed are {_MAX_METADATA_BYTES}"
-        raise DataError(f"{listing.folder / file.key}: {fault}. {_AGAIN}.")
+    place = listing.folder / file.key
+    check_limit(place, "has", file.num_bytes, MAX_DESCRIPTION_BYTES, "bytes", f"{_AGAIN}.")
     return read_raw(file, listing.folder)
 
 

@@ -30,12 +30,12 @@ from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.sources import SplitName, VocSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_SAMPLE_ANNOTATION_BYTES
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile, loosen, match_without_case, to_raw_key
 
 _LISTS = "ImageSets/Main/"
 _LIST_NAMES: Mapping[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
-_MAX_XML_BYTES = 16 << 20
 _ROTATION = "attributes/attribute[name='rotation']/value"
 """The degrees of a box that CVAT writes."""
 
@@ -155,7 +155,7 @@ def _select_split(name: str, lists: Mapping[str, list[str]]) -> str:
 
 def parse_annotation(content: bytes) -> tuple[list[Box], Size | None]:
     """The boxes of one XML file, and the size that it gives the image."""
-    parsing.check_size(len(content), _MAX_XML_BYTES, "an annotation")
+    parsing.check_size(len(content), MAX_SAMPLE_ANNOTATION_BYTES, "an annotation")
     frame, objects = None, []
     for element in parsing.iterate_children(content, "annotation"):
         if element.tag == "size":

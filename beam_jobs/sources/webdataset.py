@@ -21,10 +21,18 @@ from beam_jobs.sources.columns import Columns, Meaning, list_names
 from beam_jobs.sources.folder_view import FolderView, Question, SourceMatch, read_size
 from beam_jobs.sources.packed import find_containers, list_parts, make_entry, make_keys
 from beam_jobs.sources.parsing import check_size, is_image_name, parse_json_object, parse_utf8
-from beam_jobs.sources.source import MAX_IMAGE_BYTES, SourceEntry, SourceFiles
+from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.wording import count, join_names
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import WebdatasetSource
+from pipeline_ops.raw_data.limits import (
+    MAX_IMAGE_BYTES,
+    MAX_SAMPLE_ANNOTATION_BYTES,
+    MAX_SAMPLE_MEMBERS,
+    MAX_TAR_GLOBAL_FIELDS,
+    MAX_TAR_HEADER_BYTES,
+    MAX_TAR_HEADER_DIGITS,
+)
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_raw_key
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
@@ -32,9 +40,12 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _MAX_MEMBERS, _MAX_MEMBER_BYTES = 60, 1 << 20
 """What is looked at to recognise a tar file."""
-_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError)
 _ADJACENT = "The members of a sample must follow one another"
-_MAX_ANNOTATION_BYTES, _MAX_PADDING_BYTES = 16 << 20, 1 << 20
+_MAX_PADDING_BYTES = 1 << 20
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_HEADER_TYPES = (*_PAX_TYPES, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % MAX_TAR_HEADER_DIGITS)
 
 
 def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[SourceEntry]:
@@ -47,7 +58,39 @@ def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[Sourc
                 key = to_raw_key(os.fsencode(name))
                 place = f"{container.key}#{key}" if name else container.key  # damage has no name
                 with files.entry(place, key=place, scope=container.key):
-                    yield _Sample(file, container, list(found)).make_entry(source, split)
+                    first = list(itertools.islice(found, MAX_SAMPLE_MEMBERS + 1))
+                    yield _Sample(file, container, first).make_entry(source, split)
+
+
+class _TarInfo(tarfile.TarInfo):
+    """A member whose extended header is checked before `tarfile` reads it.
+
+    Its size and the numbers in it decide how much memory and time `tarfile` takes. It is processed
+    by `_proc_member`, which the source of `tarfile` names as the method to override.
+    """
+
+    def _proc_member(self, tar: Any) -> tarfile.TarInfo:
+        if self.type in _HEADER_TYPES:
+            self._check_header(tar)
+        if self.type == tarfile.GNUTYPE_SPARSE and self._sparse_structs[1]:  # type: ignore[attr-defined]
+            raise tarfile.ReadError("a sparse file of many parts. Pack it without --sparse")
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+    def _check_header(self, tar: Any) -> None:
+        if not 0 <= self.size <= MAX_TAR_HEADER_BYTES:
+            limit = f"allowed are {MAX_TAR_HEADER_BYTES}"
+            raise tarfile.ReadError(f"an extended header of {self.size} bytes, {limit}")
+        if len(tar.pax_headers) > MAX_TAR_GLOBAL_FIELDS:
+            limit = f"allowed are {MAX_TAR_GLOBAL_FIELDS}"
+            raise tarfile.ReadError(f"{len(tar.pax_headers)} fields of global headers, {limit}")
+        start = tar.fileobj.tell()
+        if self.type in _PAX_TYPES and _LONG_NUMBER.search(tar.fileobj.read(self.size)):
+            limit = f"allowed are {MAX_TAR_HEADER_DIGITS}"
+            raise tarfile.ReadError(f"more digits than a number in an extended header has, {limit}")
+        tar.fileobj.seek(start)
+
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tar: Any) -> None:
+        next.sparse = []  # The map is not read, because the member is refused. It may be long.
 
 
 class _Member(NamedTuple):
@@ -66,10 +109,12 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
     file.seek(0)
     end = 0
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=_TarInfo) as tar:
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
                 end = tar.offset
+                if member.size < 0:
+                    raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
                 if not member.offset < end <= num_bytes:
                     yield Reject("truncated", f"the file ends inside of {member.name}. Copy again")
                     return
@@ -95,6 +140,9 @@ class _Sample:
     def __init__(self, file: BinaryIO, container: RawFile, members: list[_Member | Reject]):
         self._file, self._container = file, container
         self._members: dict[str, tarfile.TarInfo] = {}
+        if len(members) > MAX_SAMPLE_MEMBERS:
+            detail = f"the sample has more than {MAX_SAMPLE_MEMBERS} members"
+            raise Reject("too_large", f"{detail}, or a large part of the archive has one name")
         for member in members:
             if isinstance(member, Reject):
                 raise member
@@ -138,7 +186,7 @@ class _Sample:
         return images[0]
 
     def _read_fields(self, member: tarfile.TarInfo, source: WebdatasetSource) -> dict[str, object]:
-        content = self._read(member, _MAX_ANNOTATION_BYTES)
+        content = self._read(member, MAX_SAMPLE_ANNOTATION_BYTES)
         if source.annotation_suffix == "json":
             return parse_json_object(content)
         label = parse_utf8(content, member.name).strip()
@@ -196,10 +244,11 @@ def _list_members(view: FolderView, file: RawFile) -> list[tuple[str, bytes]]:
     with (
         view.open(file) as opened,
         contextlib.suppress(*_TAR_ERRORS),  # damaged from there on
-        tarfile.open(fileobj=opened, mode="r:") as tar,
+        tarfile.open(fileobj=opened, mode="r:", tarinfo=_TarInfo) as tar,
     ):
         for member in itertools.islice(tar, _MAX_MEMBERS):
-            if content := tar.extractfile(member) if member.isfile() else None:
+            is_file = member.isfile() and not member.issparse()
+            if content := tar.extractfile(member) if is_file else None:
                 start = content.read(_MAX_MEMBER_BYTES)
                 found.append((posixpath.basename(member.name), start))
     return found

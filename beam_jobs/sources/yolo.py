@@ -34,6 +34,7 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_DESCRIPTION_BYTES, MAX_SAMPLE_ANNOTATION_BYTES
 from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
@@ -42,10 +43,8 @@ _CLASS_FILE = re.compile(
 )
 _DARKNET_KEYS = {"train": "train", "valid": "val", "test": "test", "names": "names"}
 """Our keys by those of a `.data` file of Darknet."""
-_MAX_BYTES = 4 << 20
 _MAX_CLASSES = 100_000
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
-_MAX_LABEL_BYTES = 16 << 20
 _TOLERANCE = 0.01
 """Maximum distance of a coordinate from the range 0 to 1. Ultralytics allows the same."""
 _FIVE_NUMBERS = re.compile(r"[-+.\d]+(,[-+.\d]+){4}")
@@ -277,7 +276,7 @@ def _reject_unused_labels(
 
 
 def _read_description(files: SourceFiles, name: str) -> _Description:
-    text = files.read_text(name, "data", _MAX_BYTES)
+    text = files.read_text(name, "data", MAX_DESCRIPTION_BYTES)
     if _CLASS_FILE.fullmatch(name):
         return _parse_class_file(name, text)
     if name.endswith(".data"):
@@ -365,7 +364,7 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
     candidates = _iterate_candidates(description, "", path, files) if isinstance(path, str) else ()
     if key := next((key for key in candidates if key in files.by_key), None):
         place = f"data, {description.locate('names')},"
-        description = _parse_class_file(key, files.read_text(key, place, _MAX_BYTES))
+        description = _parse_class_file(key, files.read_text(key, place, MAX_DESCRIPTION_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
     if count is not None and not (type(count) is int and 1 <= count <= _MAX_CLASSES):
         raise description.make_error("must be the number of classes, at least 1.", "nc")
@@ -389,7 +388,7 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
 
 
 def _parse_labels(content: bytes, names: Mapping[int, str]) -> tuple[Box, ...]:
-    parsing.check_size(len(content), _MAX_LABEL_BYTES, "a label file")
+    parsing.check_size(len(content), MAX_SAMPLE_ANNOTATION_BYTES, "a label file")
     boxes = []
     text = parsing.parse_utf8(content, "the label file")
     for number, line in enumerate(text.splitlines(), start=1):

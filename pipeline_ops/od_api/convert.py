@@ -24,6 +24,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
 from pipeline_ops.od_api.training import convert_training
+from pipeline_ops.raw_data.limits import check_limit
 from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _WIDTH = 145
@@ -183,11 +184,7 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     names file, line and field.
     """
     try:
-        if (num_bytes := file.stat().st_size) > _MAX_BYTES:
-            raise ConfigError(
-                f"{file}: a pipeline.config has a few kilobytes, and at most {_MAX_BYTES} here, got "
-                f"{num_bytes}. Correct the path."
-            )
+        check_limit(file, "has", file.stat().st_size, _MAX_BYTES, "bytes", "Correct the path.")
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

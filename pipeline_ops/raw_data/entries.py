@@ -2,7 +2,7 @@
 
 Raw data come from outside. A link that leads out of the folder could name any file that the job may
 read, a pipe would block the job, and a sparse file could cost hours. Such an entry is rejected
-without being opened, and the other entries are read. `local.py` calls this module.
+unread, and the other entries are read. `local.py` calls this module.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    MIN_SPARSE_BYTES,
+    MIN_STORED_SHARE,
+)
 from pipeline_ops.storage.local_files import describe_os_error
 
-MAX_FILE_BYTES = 16 << 30
-MAX_DEPTH = 100
-"""The maximum depth of nested folders."""
+_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class RawEntry(NamedTuple):
@@ -123,7 +127,32 @@ def _check_entry(entry: os.DirEntry[bytes], relative: bytes, root: bytes) -> Raw
             "too_large",
             f"has {found.st_size} bytes. At most {MAX_FILE_BYTES} are allowed. Divide it.",
         )
+    if _is_sparse(entry.path, found):
+        cure = "Copy it with cp --sparse=never, or download it again"
+        stored = found.st_blocks * _BLOCK_BYTES
+        return reject("sparse", f"only {stored} of {found.st_size} bytes are on the disk. {cure}.")
     return RawEntry(relative, entry.path, found)
+
+
+def _is_sparse(path: bytes, found: os.stat_result) -> bool:
+    """Returns whether most of a file is a hole.
+
+    The number of blocks alone does not tell: file systems that compress, delay writes or are not on
+    this machine may have fewer. Such a file is opened to ask for a hole.
+    """
+    stored_bytes = found.st_blocks * _BLOCK_BYTES
+    if found.st_size < MIN_SPARSE_BYTES or stored_bytes >= MIN_STORED_SHARE * found.st_size:
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # whoever reads the file says why
+        return False
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:

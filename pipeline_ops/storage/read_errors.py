@@ -27,9 +27,10 @@ _DISK_ERROR_TYPES = frozenset(
 )
 """TensorFlow's error types for EACCES, EPERM, ENOSPC, ENOSYS and EIO."""
 _CONTENT_ERRNOS = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 )
-"""Errors of the operating system that no retry resolves."""
+"""Errors of the operating system that no retry resolves. EINVAL is that of a damaged zip archive,
+whose directory leads to a place before its beginning."""
 _DISK_ERRNOS = (
     "EACCES EAGAIN EBUSY EDQUOT EINTR EIO EMFILE ENFILE ENODEV ENOMEM ENOSPC ENOSYS ENOTCONN EPERM "
     "EREMOTEIO EROFS ESTALE ETIMEDOUT"

@@ -232,6 +232,11 @@ class Finding(BaseModel):
     """Whether jobs can work nevertheless."""
 
 
+def has_slow_tar_headers(version: tuple[int, int, int]) -> bool:
+    """Returns whether this version of Python was released with CVE-2024-6232."""
+    return version < (3, 11, 10) or (3, 12) <= version < (3, 12, 6)
+
+
 def check_host(folders: dict[str, Path]) -> list[Finding]:
     """Checks this host, and folders that jobs write to, by the name for messages.
 
@@ -250,6 +255,15 @@ def check_host(folders: dict[str, Path]) -> list[Finding]:
             least <= version <= newest,
             f"{sys.executable} is Python {version[0]}.{version[1]}",
             "Use Python 3.11, 3.12 or 3.13.",
+        ),
+        _to_finding(
+            "tar headers",
+            not has_slow_tar_headers(sys.version_info[:3]),
+            f"{sys.executable} is Python {'.'.join(map(str, sys.version_info[:3]))}, whose tarfile "
+            "can take days for one archive (CVE-2024-6232) unless its distribution has mended it. "
+            "Trainyard's own readers refuse such archives, and code of yours may not",
+            "Use Python 3.11.10, 3.12.6, 3.13 or a later one.",
+            is_warning=True,
         ),
         *(_check_folder(name, folder) for name, folder in folders.items()),
         _to_finding(

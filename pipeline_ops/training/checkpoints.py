@@ -33,9 +33,12 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
+import os
 import re
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -45,6 +48,7 @@ from pydantic import Field, TypeAdapter
 
 from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.errors import ConfigError, DataError, MachineError
+from pipeline_ops.raw_data.limits import check_expansion
 from pipeline_ops.storage.checksums import Checksums, compute_checksums, compute_digest
 from pipeline_ops.storage.local_files import link_file, open_new_below, remove_own_folder
 from pipeline_ops.storage.parsing import JsonModel, parse_json_as
@@ -60,6 +64,10 @@ _MAX_PATHS, _MAX_PATH_BYTES = 8, 100
 """The most paths that a message lists, and the end of a path that workers exchange."""
 _LINKS = ".upload-"
 """Prefix of the folders with links to the files of an upload."""
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _READY = b"r"
 _POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0
@@ -589,11 +597,59 @@ def _format_workers(ids: Sequence[CheckpointId | None], behind: CheckpointId | N
     return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Reads all arrays of an .npz file, and checks the CRC of each."""
-    # Opened here, because numpy leaves a damaged file open.
-    with open(path, "rb") as file, np.load(file) as stored:
-        return {name: _restore_type(array) for name, array in stored.items()}
+def read_npz(
+    path: Path, weight_shapes: Collection[tuple[int, ...]] | None = None
+) -> dict[str, np.ndarray]:
+    """Reads all arrays of an .npz file, and checks the CRC of each.
+
+    With `weight_shapes`, only weights and their paths are read. Weights of other shapes come as
+    zeros that take no memory.
+
+    Raises:
+      TooLarge: the arrays would take far more memory than the file has bytes.
+      ValueError: a header does not agree with its array.
+      zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError: the file is damaged.
+    """
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        if weight_shapes is not None:
+            members = {
+                name: member
+                for name, member in members.items()
+                if name == _PATHS_KEY or (name[:1] == "w" and name[1:].isdecimal())
+            }
+        num_bytes = sum(member.file_size for member in members.values())
+        check_expansion(path, os.fstat(file.fileno()).st_size, num_bytes)
+        return {
+            name: _restore_type(
+                _read_array(archive, member, None if name == _PATHS_KEY else weight_shapes)
+            )
+            for name, member in members.items()
+        }
+
+
+def _read_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, shapes: Collection[tuple[int, ...]] | None
+) -> np.ndarray:
+    """Reads an array of one of the shapes. Its header is checked first: it decides on memory."""
+    with archive.open(member) as stream:
+        try:
+            shape, _, dtype = _HEADER_READERS[np.lib.format.read_magic(stream)](stream)
+        except (MemoryError, OSError, zipfile.BadZipFile):
+            raise
+        except Exception as error:  # Python's own parser reads it, and raises nearly anything
+            text = " ".join(str(error).split())[:_MAX_PATH_BYTES]
+            raise ValueError(f"{member.filename} has no header of NumPy ({text})") from None
+        num_bytes, declared = member.file_size - stream.tell(), math.prod(shape) * dtype.itemsize
+    if declared != num_bytes or any(size < 0 for size in shape):
+        raise ValueError(
+            f"the header of {member.filename} says {shape} of {dtype}, {declared} bytes, and there "
+            f"are {num_bytes}"
+        )
+    if shapes is not None and shape not in shapes:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    with archive.open(member) as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _restore_type(array: np.ndarray) -> np.ndarray:
@@ -671,9 +727,14 @@ def read_arrays(path: Path, wanted: Sequence[str] = ()) -> Arrays:
     return arrange(select_arrays("w", arrays), unpack_paths(arrays).weights, wanted, path)
 
 
-def read_named_arrays(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Reads weights with their paths, which are empty in a file of others."""
-    arrays = read_npz(path)
+def read_named_arrays(
+    path: Path, shapes: Collection[tuple[int, ...]]
+) -> list[tuple[str, np.ndarray]]:
+    """Reads weights with their paths, which are empty in a file of others.
+
+    Those of other shapes come as zeros that take no memory. Raises as `read_npz`.
+    """
+    arrays = read_npz(path, shapes)
     found = select_arrays("w", arrays)
     return [*zip(unpack_paths(arrays).weights or [""] * len(found), found, strict=True)]
 

@@ -11,19 +11,25 @@ run.
 from __future__ import annotations
 
 import collections
+import contextlib
+import io
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.manifest import NAME
 from pipeline_ops.artifacts.results import WEIGHTS
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.input.framework_internals import TrackableObjectGraph
+from pipeline_ops.raw_data.limits import check_expansion
 from pipeline_ops.registry.weights import find_checkpoint
 from pipeline_ops.storage.read_errors import make_read_error
 from pipeline_ops.training.checkpoints import Arrays, number_paths, read_named_arrays
@@ -34,6 +40,12 @@ NamedArrays = list[tuple[str, np.ndarray]]
 _OBJECT_GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 _FEATURE_EXTRACTOR = "/_feature_extractor"
 """A part of the keys in a SavedModel of the Object Detection API."""
+_READ_ERRORS = (
+    *(OSError, ValueError, LookupError, RuntimeError, EOFError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, tf.errors.OpError),
+)
+"""What the readers of NumPy, Keras, h5py and TensorFlow raise for a damaged file."""
+_KERAS_WEIGHTS = "model.weights.h5"
 _MAX_LAYERS = 8
 _MAX_TOP_LAYERS = 3
 """The most layers with weights in the top of a network of `keras.applications`, those of VGG."""
@@ -66,13 +78,14 @@ def read_warm_start(
     checkpoint = find_checkpoint(path)
     try:
         if path.suffix in (".h5", ".keras"):
+            _check_keras_file(path)
             source, outside = _read_with_keras(path, build(), names)
         elif checkpoint or path.is_dir():
             required = dict(zip(names, initial, strict=True))
             prefix = checkpoint or path / "variables" / "variables"
             source, outside = _read_variables(prefix, required, is_own=not checkpoint)
         elif path.suffix == ".npz":
-            stored = read_named_arrays(path)
+            stored = read_named_arrays(path, {array.shape for array in initial})
             by_path = _match_names(names, [name for name, _ in stored if name])
             source = stored
             if by_path:
@@ -83,7 +96,12 @@ def read_warm_start(
                 f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
                 "or it must be a SavedModel's folder or a checkpoint"
             )
-    except (OSError, ValueError, LookupError, RuntimeError, tf.errors.OpError) as error:
+    except MemoryError as error:  # which would not name the file
+        raise MachineError(
+            f"the process has no memory left for the weights in {path}",
+            "Give the training more memory, or choose a smaller file for train.warm_start.",
+        ) from error
+    except _READ_ERRORS as error:
         raise make_read_error(
             f"cannot read {path} as weights for train.warm_start", error
         ) from error
@@ -142,6 +160,31 @@ def _list_layers(names: Iterable[str]) -> str:
 def _find_head(names: Sequence[str]) -> tuple[str, ...]:
     layer = names[-1].rpartition("/")[0]
     return tuple(name for name in names if name.rpartition("/")[0] == layer)
+
+
+def _check_keras_file(path: Path) -> None:
+    """Raises TooLarge: the arrays of an HDF5 or Keras file cannot come from a file of its size.
+
+    Keras itself has no limit below 4 GiB for an array, and none for the old layout.
+    """
+    num_bytes = path.stat().st_size
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(open(path, "rb"))
+        if path.suffix == ".keras":
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            expanded = sum(member.file_size for member in archive.infolist())
+            check_expansion(path, num_bytes, expanded)
+            if _KERAS_WEIGHTS not in archive.namelist():
+                return
+            file = io.BytesIO(archive.read(_KERAS_WEIGHTS))
+        sizes = list[int]()
+
+        def add(_: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                sizes.append((item.size or 0) * item.dtype.itemsize)
+
+        stack.enter_context(h5py.File(file, "r")).visititems(add)
+        check_expansion(path, num_bytes, sum(sizes))
 
 
 def _read_with_keras(

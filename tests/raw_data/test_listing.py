@@ -203,6 +203,19 @@ def test_a_sparse_file_of_40_gib_is_refused_before_it_is_read(raw, listing):
     assert read_rejected(listing()) == {"a/sparse.png": "too_large"}
 
 
+def test_a_file_that_is_mostly_a_hole_is_refused_before_it_is_read(raw, listing):
+    """M3. Half a hole, and small files, may be read."""
+    for name, num_bytes, content in (
+        ("sparse", 2 << 20, b"x"),
+        ("half", 2 << 20, b"x" * (1 << 20)),
+        ("small", 1 << 19, b"x"),
+    ):
+        with open(raw / "a" / f"{name}.png", "wb") as file:
+            file.write(content)
+            file.truncate(num_bytes)
+    assert read_rejected(listing()) == {"a/sparse.png": "sparse"}
+
+
 def test_a_circle_of_links_is_told_and_not_walked_for_ever(raw, listing):
     (raw / "a" / "loop").symlink_to(raw / "a")
     with pytest.raises(

@@ -4,14 +4,20 @@ first name that does not match."""
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
+import tracemalloc
+import zipfile
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
 
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.raw_data.limits import TooLarge
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.checkpoints import write_arrays
 
@@ -469,6 +475,102 @@ def test_a_file_that_is_none_is_named(tmp_path):
         DataError, match=r"cannot read .*weights.npz as weights for train.warm_start"
     ):
         read_warm_start(str(tmp_path / "weights.npz"), net(), net().get_weights(), net)
+
+
+def write_zip(file: Path, name: str, content: bytes, **options) -> Path:
+    with zipfile.ZipFile(file, "w", **options) as archive:
+        archive.writestr(f"{name}", content)
+    return file
+
+
+def make_array_file(shape: tuple[int, ...], content: bytes = b"") -> bytes:
+    """An .npy file whose header says a shape of float32, whatever content it has."""
+    stream = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue() + content
+
+
+def read_start(file: Path):
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    return read_warm_start(str(file), net(), net().get_weights(), net)
+
+
+def test_an_npz_that_declares_terabytes_is_named_and_no_array_is_made(tmp_path):
+    """M11: 194 bytes were a MemoryError without a name, and three tries."""
+    file = write_zip(tmp_path / "weights.npz", "w0000.npy", make_array_file((1 << 40,)))
+    with pytest.raises(DataError, match=r"weights.npz .*header of w0000.npy says \(1099511627776,"):
+        read_start(file)
+
+
+def test_sizes_of_an_npz_that_agree_in_a_lie_are_found_out(tmp_path):
+    """M11: the directory of the archive says the same as the header of the array."""
+    content = make_array_file((1 << 28,))
+    file = write_zip(tmp_path / "weights.npz", "w0000.npy", content)
+    old, new = (size.to_bytes(4, "little") for size in (len(content), len(content) + (4 << 28)))
+    file.write_bytes(file.read_bytes().replace(old, new))
+    with pytest.raises(TooLarge, match=r"weights.npz: its arrays have 1073741\d+ bytes, allowed"):
+        read_start(file)
+
+
+def test_of_an_npz_only_weights_of_the_models_shapes_take_memory(tmp_path):
+    """M11: 600 kB took 600 MB, of arrays that no weight needs."""
+    model, large = net(), np.zeros(150 << 20, np.uint8)
+    write_arrays(tmp_path / "own.npz", model.get_weights())
+    with zipfile.ZipFile(tmp_path / "own.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("other.npy", "weights.npy", "w.npy"):
+            archive.writestr(name, large.tobytes())
+    tracemalloc.start()
+    weights = read_start(tmp_path / "own.npz").weights
+    np.savez(tmp_path / "large.npz", w0000=large, w0001=large[:9])
+    tracemalloc.reset_peak()
+    with pytest.raises(ConfigError, match="has 2 weights and the model"):
+        read_start(tmp_path / "large.npz")
+    peak_bytes = tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert peak_bytes < 20 << 20
+    assert all((a == b).all() for a, b in zip(weights, model.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model.weights.h5", "model.keras"])
+def test_a_file_of_keras_that_unpacks_to_gigabytes_is_refused(name, tmp_path):
+    """M11: .npz and .keras expanded without a limit."""
+    content = io.BytesIO()
+    with h5py.File(content, "w") as stored:
+        options = {"chunks": (1 << 20,), "compression": "gzip"}
+        stored.create_dataset("layers/dense/vars/0", (1 << 40,), np.float32, **options)
+    file = tmp_path / name
+    file.write_bytes(content.getvalue())
+    if name == "model.keras":
+        write_zip(file, "model.weights.h5", content.getvalue())
+    with pytest.raises(TooLarge, match=f"{name}: its arrays have 4398046511104 bytes, allowed are"):
+        read_start(file)
+
+
+def test_an_archive_of_keras_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    """M11: 600 kB became 600 MB."""
+    zeros = bytes(200 << 20)
+    options = {"compression": zipfile.ZIP_DEFLATED}
+    file = write_zip(tmp_path / "model.keras", "model.weights.h5", zeros, **options)
+    with pytest.raises(TooLarge, match=r"model.keras: its arrays have 209715200 bytes, allowed"):
+        read_start(file)
+
+
+def test_a_header_that_python_cannot_parse_is_named(tmp_path):
+    content = b"\x93NUMPY\1\0" + (99).to_bytes(2, "little") + b"(" * 99
+    file = write_zip(tmp_path / "weights.npz", "w0000.npy", content)
+    with pytest.raises(DataError, match=r"weights.npz .*: w0000.npy has no header of NumPy"):
+        read_start(file)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "keras", "h5", "weights.h5"])
+def test_a_damaged_file_of_every_kind_is_named(suffix, tmp_path):
+    file = tmp_path / f"model.{suffix}"
+    for content in (b"", b"PK\3\4" + bytes(60), b"\x89HDF\r\n\x1a\n" + bytes(99)):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=f"cannot read .*model.{suffix} as weights for train"):
+            read_start(file)
 
 
 def make_base():

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from beam_jobs.sources.box_formats import judge_formats, to_corners
-from beam_jobs.sources.columns import Columns, Meaning, parse_numbers
+from beam_jobs.sources.columns import Columns, Meaning, find_field, parse_numbers
 from beam_jobs.sources.folder_view import Question, view_folder
 from beam_jobs.sources.recognition import merge_keys, recognise
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_NESTED_LISTS
 
 HEIGHT, WIDTH = 48, 64
 
@@ -285,3 +286,15 @@ def test_rows_that_differ_or_have_odd_numbers_are_judged(lines, wanted):
     columns = Columns(lines, list(lines[0]), [None] * len(lines), {}, "columns.label")
     found = columns.find_meaning()
     assert wanted in (found.task if isinstance(found, Meaning) else found.reason)
+
+
+def test_a_field_is_not_looked_up_in_lists_without_end():
+    """A file of 2 kB ended `trainyard init` and jobs with a RecursionError."""
+    nested = {"x": 1}
+    for _ in range(500):
+        nested = [nested]
+    found = find_field(nested, "x")
+    for _ in range(MAX_NESTED_LISTS):
+        [found] = found
+    assert found is None
+    assert find_field([[{"x": 1}], {"x": 2}], "x") == [[1], 2]

@@ -8,9 +8,12 @@ import os
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from beam_jobs.sources.source import Reject, SourceFiles
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.sources import AnySource, ImageFolderSource
 from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.raw_data.limits import MAX_REJECTS, TooLarge
+from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.remote import RemoteFolder
 from pipeline_ops.storage.store_options import wait_at_most
 
@@ -120,3 +123,18 @@ def test_a_web_server_that_refuses_connections_is_not_an_empty_folder():
     wanted = pytest.raises(MachineError, match="Check that the store can be reached")
     with wait_at_most(0), wanted:
         RemoteFolder("http://127.0.0.1:9/raw").list_files()
+
+
+def test_rejects_without_end_are_one_error(tmp_path):
+    """M2: 3 million rejects took 2.3 GB, whatever file they came from."""
+
+    def read_entries():
+        for row in range(2 * MAX_REJECTS):
+            with files.entry(f"a#{row}"):
+                raise Reject("corrupt", "no image")
+        yield from ()
+
+    files = SourceFiles(Listing(tmp_path, (), ()), "own")
+    message = f"{tmp_path}: has {MAX_REJECTS + 1} entries to reject.* is a#{MAX_REJECTS} "
+    with pytest.raises(TooLarge, match=message):
+        files.collect(read_entries())

@@ -303,7 +303,7 @@ def test_changed_bytes_are_an_error_of_the_data_or_of_a_record(read, packed):
 
 
 def test_a_large_compressed_array_is_to_be_unpacked(read, monkeypatch):
-    monkeypatch.setattr(arrays, "_MAX_PACKED_BYTES", 100)
+    monkeypatch.setattr(arrays, "MAX_PACKED_ARRAY_BYTES", 100)
     with pytest.raises(DataError, match=r"are compressed. Unpack the file with unzip, and name"):
         read({"d.npz": save_npz(x=draw(5, 20, 20), y=np.arange(5), packed=True)})
 

@@ -13,6 +13,7 @@ from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
 from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.raw_data.limits import TooLarge
 
 
 def make_file(columns: dict | pa.Table, **options) -> bytes:
@@ -204,7 +205,7 @@ def test_a_damaged_file_is_told_with_a_cure(raw, content):
         raw.read(type="parquet", task="classification")
 
 
-def test_the_rows_of_a_damaged_row_group_are_rejected_one_by_one(raw):
+def test_the_unread_rows_of_a_damaged_row_group_are_one_reject(raw):
     columns = {"image": [b"%d" % row * 900 for row in range(20)], "label": ["cat"] * 20}
     content = bytearray(
         make_file(columns, row_group_size=10, use_dictionary=False, write_page_checksum=True)
@@ -214,13 +215,75 @@ def test_the_rows_of_a_damaged_row_group_are_rejected_one_by_one(raw):
     raw.add("a.parquet", bytes(content))
     records, rejected = raw.read(type="parquet", task="classification")
     assert list(records) == [place(row) for row in range(10)]
-    assert list(rejected) == [place(row) for row in range(10, 20)]
-    assert {reason for reason, _ in rejected.values()} == {"corrupt"}
+    [(key, (reason, detail))] = rejected.items()
+    assert (key, reason) == (place(10), "corrupt")
+    assert detail.startswith("the rows 10 to 19 of row group 1 cannot be read: ")
 
 
 def test_a_row_group_that_is_too_large_is_refused_with_a_cure(raw):
     images = pa.chunked_array([pa.array([bytes(64 << 20)])] * 17)  # of the same memory
     table = pa.table({"image": images, "label": ["cat"] * 17})
     raw.add("a.parquet", make_file(table, use_dictionary=False))
-    with pytest.raises(DataError, match=r"row group 0 have 1\d+ bytes.*row_group_size=100"):
+    with pytest.raises(TooLarge, match=r"row group 0 has 1\d+ bytes.*row_group_size=100"):
         raw.read(type="parquet", task="classification")
+
+
+def replace_rows(content: bytes, old: int, new: int) -> bytes:
+    """The file with another number of rows in its footer: in Thrift, a field `0x16 <varint>`."""
+    footer_bytes = int.from_bytes(content[-8:-4], "little")
+    body, footer = content[: -8 - footer_bytes], content[-8 - footer_bytes : -8]
+    found, replaced = (b"\x16" + encode_varint(2 * number) for number in (old, new))
+    assert found in footer
+    footer = footer.replace(found, replaced)
+    return body + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def encode_varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + encode_varint(high) if high else bytes([low])
+
+
+def test_a_footer_with_more_rows_than_the_file_has_costs_nothing(raw):
+    """M2: 3 million rejects took 2.3 GB, and 2**40 rows never ended."""
+    columns = {"image": [b"%d" % row * 900 for row in range(50)], "label": ["cat"] * 50}
+    content = make_file(columns)
+    raw.add("a.parquet", replace_rows(content, 50, 1 << 40))
+    with pytest.raises(TooLarge, match=f"a.parquet: has {1 << 40} rows, allowed are 8"):
+        raw.read(type="parquet", task="classification")
+    raw.add("a.parquet", replace_rows(content, 50, 2000))  # which the file could hold
+    records, rejected = raw.read(type="parquet", task="classification")
+    assert len(records) == 50
+    assert [*rejected] == [place(50)]
+    assert "the rows 50 to 1999 of row group 0 cannot be read" in rejected[place(50)][1]
+
+
+def test_two_million_rows_without_an_image_are_refused_before_they_are_read(raw):
+    """M2: 9 kB did not end within four minutes."""
+    nulls = pa.nulls(2_000_000)
+    table = pa.table({"image": nulls.cast(pa.binary()), "label": nulls.cast(pa.string())})
+    raw.add("a.parquet", make_file(table, compression="zstd"))
+    with pytest.raises(TooLarge, match="has 2000000 rows, .* most rows have none"):
+        raw.read(type="parquet", task="classification")
+
+
+def test_the_text_of_a_class_counts_for_the_size_of_a_row_group(raw):
+    """M2: 36 kB took 7.3 GB."""
+    labels = pa.chunked_array([pa.array(["a" * (64 << 20)])] * 17)  # of the same memory
+    table = pa.table({"image": [b"x"] * 17, "label": labels})
+    raw.add("a.parquet", make_file(table, use_dictionary=False, compression="zstd"))
+    with pytest.raises(TooLarge, match=r"row group 0 has 11\d+ bytes"):
+        raw.read(type="parquet", task="classification")
+
+
+@pytest.mark.parametrize("is_category", [False, True])
+def test_rows_that_share_one_long_text_are_read_up_to_a_limit(read, is_category):
+    """M2: 48 kB did not end within two minutes, because each row got a copy of the text."""
+    labels = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), ["a" * 1_000_000])
+    table = pa.table({"image": [b"%d" % row for row in range(4000)], "label": labels})
+    options = {"dictionary_pagesize_limit": 8 << 20, "store_schema": is_category}
+    records, rejected = read(table, options=options)
+    assert not records
+    *long, (reason, detail) = [rejected[key] for key in sorted(rejected)]
+    assert {reason for reason, _ in long} == {"too_large"}
+    assert 1000 < len(long) < 1100
+    assert reason == "corrupt" and "its rows have more than 1073741824 bytes" in detail

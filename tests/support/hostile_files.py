@@ -1,0 +1,422 @@
+"""Valid files of every kind with one hostile field, and a process that reads them within limits.
+
+    python hostile_files.py READER FIRST COUNT
+
+reads the files of COUNT seeds from FIRST on. It prints each seed before its file is read. It ends
+with the first error that is not one of the data, and is killed by the first file that takes more
+than `SECONDS` of the processor. It has `MEMORY_BYTES` more address space than before the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from pipeline_ops.config.sources import AnySource
+from pipeline_ops.errors import ConfigError, DataError
+
+SECONDS, MEMORY_BYTES = 10, 3 << 30
+NUMBERS = [0, 1, -1, 127, -(2**31), 2**31 - 1, 2**32, 2**40, -(2**40), 2**62, 2**63 - 1]
+TEXTS = ["", "\0", "a" * 1001, "é" * 100_000, "9" * 20_000, "-1", "nan", "1e999", "../x", "\ud800"]
+Files = dict[str, bytes]
+
+
+def spoil(rng: random.Random, value: Any) -> Any:
+    """The value with one hostile part, at any depth."""
+    value = copy.copy(value)
+    if isinstance(value, dict | list) and value and rng.random() < 0.9:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = rng.choice(keys)
+        value[key] = spoil(rng, value[key])
+        return value
+    nested: Any = []
+    for _ in range(500):
+        nested = [nested]
+    return rng.choice([None, True, [], {}, nested, [value] * 2000, *NUMBERS, *TEXTS])
+
+
+def make_text_cells(rng: random.Random, cells: list[str]) -> list[str]:
+    """The cells with another one in the place of one."""
+    cells = list(cells)
+    cells[rng.randrange(len(cells))] = str(rng.choice([*NUMBERS, *TEXTS, "9" * 5000]))
+    return cells
+
+
+def make_tar(rng: random.Random) -> tuple[Files, dict]:
+    blocks = []
+    hostile = rng.randrange(6)
+    for number in range(3):
+        label = spoil(rng, {"label": "cat"}) if hostile == number == 1 else {"label": "cat"}
+        text = json.dumps(label).encode()
+        for suffix, content in (("jpg", b"image"), ("json", text)):
+            header = bytearray(make_info(f"{number}.{suffix}", content).tobuf(tarfile.GNU_FORMAT))
+            if hostile == 0 and rng.random() < 0.3:
+                spoil_header(rng, header)
+            if hostile == 2 and rng.random() < 0.3:
+                blocks.append(make_pax(rng))
+            blocks.append(bytes(header) + pad(content))
+    if hostile == 3:
+        blocks.insert(rng.randrange(len(blocks)), make_pax(rng) * rng.choice([1, 50]))
+    return {"a.tar": b"".join(blocks) + bytes(1024)}, {
+        "type": "webdataset",
+        "task": "classification",
+        "annotation": "json",
+    }
+
+
+def make_info(name: str, content: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    return info
+
+
+def pad(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+def spoil_header(rng: random.Random, header: bytearray) -> None:
+    """Puts a hostile value into one field of a header, whose checksum is right again."""
+    start, end = rng.choice([(0, 100), (100, 108), (124, 136), (156, 157), (345, 500), (386, 512)])
+    if end - start == 1:
+        values = [bytes([kind]) for kind in b"\x00012345679xgXLKSDVMN"]
+    else:
+        values = [b"7" * (end - start), b"\x80" + rng.randbytes(end - start - 1)]
+        values += [b"\xff" * (end - start), rng.randbytes(end - start), b"\1" * (end - start)]
+    header[start:end] = rng.choice(values)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+
+
+def make_pax(rng: random.Random) -> bytes:
+    keys = ["size", "path", "mtime", "hdrcharset", "GNU.sparse.map", "GNU.sparse.size"]
+    keys += ["GNU.sparse.realsize", "GNU.sparse.name", "GNU.sparse.numblocks", "comment"]
+    records = b"30 GNU.sparse.major=1\n30 GNU.sparse.minor=0\n" if rng.random() < 0.2 else b""
+    for _ in range(rng.choice([1, 3, 30])):
+        value = str(rng.choice([*NUMBERS, *TEXTS, "0,1," * 999])).encode("utf-8", "replace")
+        record = rng.choice(keys).encode() + b"=" + value + b"\n"
+        length = rng.choice([len(record) + 1 + len(str(len(record) + 4)), 0, 3, 10**9])
+        records += b"%d " % length + record
+    header = bytearray(make_info("pax", records).tobuf(tarfile.USTAR_FORMAT))
+    header[156:157] = rng.choice([b"x", b"g", b"X", b"L", b"K"])
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + pad(records)
+
+
+def make_parquet(rng: random.Random) -> tuple[Files, dict]:
+    number = rng.choice([1, 20, 300])
+    labels = ["cat", "dog"] * number
+    columns = {"image": [b"%d" % row * 50 for row in range(2 * number)], "label": labels}
+    if rng.random() < 0.2:
+        columns["label"] = [rng.choice([None, "a" * 20_000]) for _ in labels]
+    file = io.BytesIO()
+    pq.write_table(
+        pa.table(columns),
+        file,
+        compression=rng.choice(["none", "snappy", "zstd", "gzip"]),
+        use_dictionary=rng.random() < 0.5,
+        row_group_size=rng.choice([7, 1000]),
+        data_page_version=rng.choice(["1.0", "2.0"]),
+    )
+    content = file.getvalue()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    if rng.random() < 0.7:
+        footer = spoil_thrift(rng, content[start:-8], is_as_long=False)
+        content = content[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    else:
+        chunk = pq.read_metadata(io.BytesIO(content)).row_group(0).column(rng.randrange(2))
+        page = chunk.data_page_offset
+        content = content[:page] + spoil_thrift(rng, content[page:], is_as_long=True)
+    return {"a.parquet": content}, {"type": "parquet", "task": "classification"}
+
+
+def spoil_thrift(rng: random.Random, content: bytes, is_as_long: bool) -> bytes:
+    """A struct in Thrift's compact protocol with another number in the place of one."""
+    start, end = rng.choice(ThriftNumbers(content).places)
+    number = rng.choice(NUMBERS)
+    zigzag = (number << 1) ^ (number >> 63)
+    if is_as_long:
+        zigzag %= 1 << (7 * (end - start))
+    digits = [zigzag >> shift & 0x7F for shift in range(0, max(7, zigzag.bit_length()), 7)]
+    digits += [0] * (end - start - len(digits))
+    varint = bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+    return content[:start] + varint + content[end:]
+
+
+class ThriftNumbers:
+    """The places of the numbers of a struct, as (start, end)."""
+
+    def __init__(self, content: bytes):
+        self._content, self._at, self.places = content, 0, list[tuple[int, int]]()
+        self._read_struct()
+
+    def _read_struct(self) -> None:
+        while head := self._read_byte():
+            if not head >> 4:  # the number of the field follows
+                self._read_varint()
+            if (kind := head & 15) > 2:  # 1 and 2 are true and false
+                self._read_value(kind)
+
+    def _read_value(self, kind: int) -> None:
+        if kind in (4, 5, 6):
+            start = self._at
+            self._read_varint()
+            self.places.append((start, self._at))
+        elif kind == 8:
+            size = self._read_varint()
+            self._at += size
+        elif kind in (9, 10):
+            head = self._read_byte()
+            size = head >> 4 if head >> 4 < 15 else self._read_varint()
+            for _ in range(size):
+                self._read_value(head & 15)
+        elif kind == 12:
+            self._read_struct()
+        else:
+            self._at += {3: 1, 7: 8}.get(kind, 1)
+
+    def _read_byte(self) -> int:
+        self._at += 1
+        return self._content[self._at - 1]
+
+    def _read_varint(self) -> int:
+        value = shift = 0
+        while (byte := self._read_byte()) & 0x80:
+            value, shift = value | (byte & 0x7F) << shift, shift + 7
+        return value | byte << shift
+
+
+def make_npz(rng: random.Random) -> tuple[Files, dict]:
+    images = make_array(rng, np.zeros((3, 4, 4), np.uint8))
+    labels = make_array(rng, np.array(["cat", "dog", "a" * rng.choice([1, 2000])]))
+    return {"a.npz": make_zip(rng, {"x.npy": images, "y.npy": labels})}, {"type": "npz"}
+
+
+def make_array(rng: random.Random, array: np.ndarray) -> bytes:
+    """An .npy file, some with a hostile header."""
+    file = io.BytesIO()
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    if rng.random() < 0.4:
+        shapes = [(number, *array.shape[1:]) for number in NUMBERS] + [(), (0,), (2**20,) * 3]
+        kinds = ["|O", "<f8", "|V9", "<U99999999", "<c16", "|S0", "<M8[D]"]
+        key, values = rng.choice(
+            [("shape", shapes), ("descr", kinds), ("fortran_order", [True, 7])]
+        )
+        header[key] = rng.choice(values)
+    text = repr(header).encode()
+    if rng.random() < 0.05:
+        text = rng.choice([b"(" * 5000, b"9" * 9000, b"{" + b"'a':1," * 1000 + b"}", b"\xff"])
+    file.write(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
+    return file.getvalue() + array.tobytes()
+
+
+def make_zip(rng: random.Random, members: Files) -> bytes:
+    """An archive, some with a hostile field in its directory."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(
+        file, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    ) as zipped:
+        for name, member in members.items():
+            zipped.writestr(name, member)
+    content = bytearray(file.getvalue())
+    if rng.random() < 0.5:
+        start = content.find(rng.choice([b"PK\1\2", b"PK\3\4", b"PK\5\6"])) + rng.randrange(4, 46)
+        size = rng.choice([2, 4])
+        content[start : start + size] = (rng.choice(NUMBERS) % (1 << 8 * size)).to_bytes(
+            size, "little"
+        )
+    return bytes(content)
+
+
+COCO = {
+    "images": [{"id": 1, "file_name": "1.jpg", "width": 9, "height": 9}],
+    "categories": [{"id": 1, "name": "cat"}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": 0}],
+}
+SHAPE = {"label": "cat", "points": [[1, 2], [3, 4]], "shape_type": "rectangle", "group_id": 1}
+LABELME = {"imagePath": "1.jpg", "imageHeight": 9, "imageWidth": 9, "shapes": [SHAPE]}
+RESULT = {
+    "type": "rectanglelabels",
+    "value": {"x": 1, "y": 2, "width": 3, "height": 4, "rotation": 7, "rectanglelabels": ["cat"]},
+    "original_width": 9,
+    "original_height": 9,
+}
+TASK = {"data": {"image": "/data/upload/1.jpg"}, "annotations": [{"result": [RESULT]}]}
+RECTANGLE = {"name": "rect", "x": 1, "y": 2, "width": 3, "height": 4}
+REGION = {"shape_attributes": RECTANGLE, "region_attributes": {"class": "cat"}}
+LINE = {"path": "1.jpg", "boxes": [{"xmin": 1, "ymin": 2, "xmax": 3, "ymax": 4, "label": "cat"}]}
+DATA = {"train": ".", "names": ["cat"], "nc": 1}
+
+
+def make_json(name: str, valid: Any, rng: random.Random, **source: Any) -> tuple[Files, dict]:
+    content = json.dumps(spoil(rng, valid)).encode()
+    return {"1.jpg": b"", "1.txt": b"0 .5 .5 .1 .1", name: content}, source
+
+
+def make_lines(
+    name: str, cells: list[str], divider: str, rng: random.Random, **source: Any
+) -> tuple[Files, dict]:
+    text = divider.join(make_text_cells(rng, cells))
+    return {"1.jpg": b"", name: text.encode("utf-8", "replace")}, source
+
+
+CSV = ["path", "xmin", "ymin", "xmax", "ymax", "label\n1.jpg", "1", "2", "3", "4", "cat"]
+VOC = ["<annotation><size><width>", "9", "</width><height>", "9", "</height></size>"]
+VOC += ["<object><name>", "cat", "</name><bndbox><xmin>", "1", "</xmin><ymin>", "2", "</ymin>"]
+VOC += ["<xmax>", "3", "</xmax><ymax>", "4", "</ymax></bndbox></object></annotation>"]
+CVAT = ["<annotations><image name='1.jpg' width='", "9", "' height='", "9", "'><box label='", "cat"]
+CVAT += ["' xtl='", "1", "' ytl='", "2", "' xbr='", "3", "' ybr='", "4", "' rotation='", "5"]
+CVAT += ["'/></image></annotations>"]
+DETECTION = {"task": "detection"}
+SOURCES: dict[str, Callable[[random.Random], tuple[Files, dict]]] = {
+    "webdataset": make_tar,
+    "parquet": make_parquet,
+    "npz": make_npz,
+    "coco": functools.partial(
+        make_json, "a.json", COCO, type="coco", parts=[{"annotations": "a.json"}]
+    ),
+    "labelme": functools.partial(make_json, "1.json", LABELME, type="labelme"),
+    "label_studio": functools.partial(
+        make_json, "a.json", [TASK], type="label_studio", export="a.json", **DETECTION
+    ),
+    "via": functools.partial(
+        make_json,
+        "a.json",
+        {"1": {"filename": "1.jpg", "regions": [REGION]}},
+        type="via",
+        parts=[{"manifest": "a.json"}],
+    ),
+    "jsonl": functools.partial(
+        make_json, "m.jsonl", LINE, type="jsonl", manifest="m.jsonl", **DETECTION
+    ),
+    "csv": functools.partial(
+        make_lines, "m.csv", CSV, ",", type="csv", manifest="m.csv", **DETECTION
+    ),
+    "yolo": functools.partial(make_json, "data.yaml", DATA, type="yolo"),
+    "voc": functools.partial(make_lines, "1.xml", VOC, "", type="voc"),
+    "cvat": functools.partial(
+        make_lines, "a.xml", CVAT, "", type="cvat", annotations="a.xml", images=".", **DETECTION
+    ),
+}
+
+
+def read_source(reader: str, rng: random.Random, folder: Path) -> None:
+    """Reads a source as a job does, and its folder as `trainyard init` does."""
+    from beam_jobs.sources import read_records
+    from beam_jobs.sources.folder_view import view_folder
+    from beam_jobs.sources.recognition import recognise
+    from pipeline_ops.raw_data.local import list_raw_files
+    from pipeline_ops.storage.open_store import open_root
+
+    (raw := folder / "raw").mkdir()
+    files, source = SOURCES[reader](rng)
+    for name, content in files.items():
+        (raw / name).write_bytes(content)
+    config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
+    with contextlib.suppress(DataError):
+        read_records(config, list_raw_files(raw, open_root(folder) / "listings"))
+    with contextlib.suppress(DataError, ConfigError):
+        recognise(view_folder(raw))
+
+
+@functools.cache
+def make_model() -> Any:
+    from pipeline_ops.models.dense import build
+
+    return build((4, 4, 1), 3, 4)
+
+
+def read_weights(rng: random.Random, folder: Path) -> None:
+    from pipeline_ops.training.checkpoints import write_arrays
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    model, suffix = make_model(), rng.choice(["npz", "weights.h5", "h5", "keras"])
+    file = folder / f"model.{suffix}"
+    if suffix == "npz":
+        write_arrays(file, model.get_weights())
+        with zipfile.ZipFile(file) as stored:
+            members = {name: stored.read(name) for name in stored.namelist()}
+        name = rng.choice([*members])
+        members[name] = make_array(rng, np.zeros((4, 3), np.float32))
+        file.write_bytes(make_zip(rng, members))
+    else:
+        model.save_weights(folder / "whole.weights.h5")
+        spoil_hdf5(rng, folder / "whole.weights.h5")
+        content = (folder / "whole.weights.h5").read_bytes()
+        is_packed = suffix == "keras"
+        file.write_bytes(make_zip(rng, {"model.weights.h5": content}) if is_packed else content)
+    with contextlib.suppress(DataError, ConfigError):
+        read_warm_start(str(file), model, model.get_weights(), make_model)
+
+
+def spoil_hdf5(rng: random.Random, file: Path) -> None:
+    """Replaces one array of a file by a hostile one."""
+    with h5py.File(file, "r+") as stored:
+        names = list[str]()
+        stored.visititems(
+            lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
+        )
+        name = rng.choice(names)
+        del stored[name]
+        shape = rng.choice([(), (0,), (2**40,), (2**20, 2**20), (16, 4), (2**26,)])
+        kind = rng.choice([np.float32, np.float64, "S100", h5py.string_dtype(), np.int8])
+        match rng.randrange(4):
+            case 0:
+                stored[name] = h5py.ExternalLink("/etc/passwd", "x")
+            case 1:
+                stored[name] = h5py.SoftLink("/")
+            case 2:
+                stored.create_group(name)
+            case _:
+                stored.create_dataset(
+                    name,
+                    shape,
+                    kind,
+                    chunks=tuple(1 for _ in shape) if 0 not in shape and shape else None,
+                )
+
+
+def read_seed(reader: str, seed: int) -> None:
+    rng = random.Random(f"{reader} {seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        if reader == "weights":
+            read_weights(rng, Path(folder))
+        else:
+            read_source(reader, rng, Path(folder))
+
+
+def main(reader: str, first: int, count: int) -> None:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    with contextlib.suppress(Exception):
+        read_seed(reader, first)  # imports what the reader needs
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    limit = (int(status["VmSize"].split()[0]) << 10) + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for seed in range(first, first + count):
+        print(seed, flush=True)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        read_seed(reader, seed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -18,7 +18,9 @@ their state in the store.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import os
 import resource
 import signal
 import socket
@@ -102,14 +104,15 @@ async def _carry(
         request = _Request.parse(await reader.readuntil(b"\r\n\r\n"))
         if not request.is_for(hosts):
             name = f"{request.url.hostname}:{request.port}"
-            print(f"A process of the gang asks for {name}, no host of the store.", file=sys.stderr)
+            _report_once(f"A process of the gang asks for {name}, which is no host of its store.")
             writer.write(_refuse("403 Forbidden", f"the gang reaches its store only, not {name}"))
             return
         try:
             server_reader, server_writer = await request.connect()
         except OSError as error:
-            problem = error.strerror or "it did not answer in time"
-            writer.write(_refuse("502 Bad Gateway", f"{request.hop.netloc}: {problem}"))
+            problem = f"{request.hop.hostname}:{_get_port(request.hop)}: {_describe(error)}"
+            _report_once(f"The store cannot be reached: {problem}.")
+            writer.write(_refuse("502 Bad Gateway", problem))
             return
         writers.append(server_writer)
         if request.is_answered_here:
@@ -213,6 +216,20 @@ async def _copy(
     if writer.can_write_eof():
         writer.write_eof()
     limit.reschedule(asyncio.get_running_loop().time() + _REQUEST_SECONDS)
+
+
+@functools.cache
+def _report_once(message: str) -> None:
+    """Writes to the log of the host. A client repeats its requests, and cannot show each cause."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def _describe(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if error.errno and error.errno > 0:  # asyncio's own text repeats the address
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _refuse(status: str, message: str) -> bytes:

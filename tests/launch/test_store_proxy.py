@@ -18,10 +18,18 @@ import pytest
 from launch import in_namespace
 from launch.running import find_by_text, make_agent_spec, wait_until
 from object_servers.fault_proxy import FaultProxy
+from object_servers.fixtures import set_environment
 
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
 from pipeline_ops.launch.store_proxy import StoreProxy
-from pipeline_ops.storage.store_options import find_store_hosts
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_options import (
+    PROXY_VARIABLE,
+    StoreOptions,
+    find_store_hosts,
+    wait_at_most,
+)
+from pipeline_ops.storage.store_path import StoreAway
 
 SOCKETS = 4
 """Those of a proxy without clients: its pipe, the one that listens, and a pair of the loop's."""
@@ -215,6 +223,24 @@ def test_nothing_but_the_store_is_reached(proxy, request_text, answer):
                 received = read_all(client)
         assert received.decode().startswith(f"HTTP/1.1 {answer}" if answer else "")
         assert bool(received) == bool(answer)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "problem"),
+    [
+        ("http://127.0.0.1:1", "StoreProxy: 127.0.0.1:1: Connection refused"),
+        ("https://127.0.0.1:1", "a proxy did not connect to it"),
+    ],
+)
+def test_a_client_says_that_its_store_is_away(proxy, monkeypatch, capfd, endpoint, problem):
+    _, (host, port) = proxy("127.0.0.1:1")
+    set_environment(monkeypatch, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"})
+    monkeypatch.setenv(PROXY_VARIABLE, f"http://{host}:{port}")
+    root = open_root("s3://bucket/x", StoreOptions(endpoint=endpoint))
+    with wait_at_most(0), pytest.raises(StoreAway, match=f"s3://bucket/x: {problem} "):
+        root.list_folder()
+    said = capfd.readouterr().err
+    assert said == "The store cannot be reached: 127.0.0.1:1: Connection refused.\n"
 
 
 def test_a_proxy_of_the_environment_is_asked_as_other_programs_do(proxy, monkeypatch):

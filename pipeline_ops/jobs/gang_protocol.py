@@ -106,6 +106,8 @@ class HostReport(Message):
     """The host's clock, in seconds since 1970."""
     open_ports: str = ""
     """The reason why the ports of TensorFlow's servers are open to others. Empty if not."""
+    close_ports: str = ""
+    """The cure."""
     problems: list[str] = []
     """What keeps a training from working there, with the cures (`system/host.py`)."""
 

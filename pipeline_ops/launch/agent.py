@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.artifacts.layout import Attempt
@@ -47,7 +47,9 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
     Message,
 )
+from pipeline_ops.jobs.places.place import collect_store_environment
 from pipeline_ops.jobs.workspace import copy_request, make_local_folder
+from pipeline_ops.launch.store_proxy import StoreProxy
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     read_json,
@@ -56,9 +58,9 @@ from pipeline_ops.storage.local_files import (
     write_json,
 )
 from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.store_options import PROXY_VARIABLE, find_store_hosts
 from pipeline_ops.system.gpus import find_gpus
 from pipeline_ops.system.host import (
-    CLOSE_PORTS,
     OUT_OF_MEMORY,
     adopt_orphans,
     check_host,
@@ -103,7 +105,8 @@ def main() -> None:
     adopt_orphans()
     os.environ |= spec.environment  # a temporary folder may be among it
     try:
-        report = {"open_ports": isolate(spec)} | open_local_folders(spec)
+        report, proxy = isolate(spec)
+        report |= open_local_folders(spec)
         sweep()
         scratch = lock_host(spec)
     except (BlockingIOError, MachineError, ConfigError) as error:
@@ -112,7 +115,7 @@ def main() -> None:
         send_message(events, refusal)
         return
     try:
-        Agent(spec, events, scratch, report).serve()
+        Agent(spec, events, scratch, report, proxy).serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(0.0)
@@ -127,13 +130,19 @@ class Agent:
 
     `scratch` is the lock on this host. The fork server and all forks inherit it, so the host is
     free only when all of them are gone. `report` has the fields of the HostReport that are known.
+    Without `proxy`, a gang that needs one would wait for its store, so the agent ends with it.
     """
 
     def __init__(
-        self, spec: AgentSpec, events: int, scratch: ScratchFolder, report: Mapping[str, str]
+        self,
+        spec: AgentSpec,
+        events: int,
+        scratch: ScratchFolder,
+        report: Mapping[str, str],
+        proxy: StoreProxy | None,
     ):
         self._spec, self._events, self._report_fields = spec, events, report
-        local_attempt = report.get("local_attempt")
+        self._proxy, local_attempt = proxy, report.get("local_attempt")
         self._relay = FileRelay(Path(local_attempt), events) if local_attempt else None
         self._pids: dict[str, int] = {}
         self._memory_kills = count_memory_kills()
@@ -159,7 +168,7 @@ class Agent:
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
         is_leaving = False
-        inputs = [self._commands, self._fork_events]
+        inputs: list[Any] = [*filter(None, [self._proxy]), self._commands, self._fork_events]
         while True:
             timeout = _RELAY_SECONDS if self._relay else HEARTBEAT_SECONDS
             readable, _, _ = select.select(inputs, [], [], timeout)
@@ -183,10 +192,14 @@ class Agent:
                 self._relay.send_new()
             if is_leaving and not self._pids:
                 return
-            if now - last_received > self._spec.silence_timeout_seconds:
-                silent = f"the launcher has been silent for {now - last_received:.0f} s"
+            problem = ""
+            if self._proxy in readable:
+                problem = "the process by which the gang reaches the store has ended"
+            elif now - last_received > self._spec.silence_timeout_seconds:
+                problem = f"the launcher has been silent for {now - last_received:.0f} s"
+            if problem:
                 ended = f"All processes of the gang on {self._spec.host} are ended"
-                print(f"{silent}. {ended}.", file=sys.stderr, flush=True)
+                print(f"{problem}. {ended}.", file=sys.stderr, flush=True)
                 return
 
     def _handle_commands(self) -> bool:
@@ -352,22 +365,28 @@ def describe_host(spec: AgentSpec) -> HostReport:
     )
 
 
-def isolate(spec: AgentSpec) -> str:
+def isolate(spec: AgentSpec) -> tuple[dict[str, str], StoreProxy | None]:
     """Moves this process into a network namespace, if the gang is to have one.
 
-    Returns the reason why it has none. Raises ConfigError if the hosts file insists on one.
+    Returns the fields of the HostReport that say why it has none, and the way from the namespace
+    to a bucket. Raises ConfigError if the hosts file insists on one.
     """
     if spec.isolation == "never":
-        return ""
-    problem = find_isolation_problem(spec.stored_attempt)
-    if not problem:
-        enter_network_namespace()
-    elif spec.isolation == "always":
-        raise ConfigError(
-            f"the hosts file has `network: isolated`, but {problem}. {CLOSE_PORTS}, or remove "
-            "`network`"
-        )
-    return problem
+        return {}, None
+    if problem := find_isolation_problem():
+        if spec.isolation == "always":
+            raise ConfigError(
+                f"the hosts file has `network: isolated`, but {problem.reason}. {problem.cure}, or "
+                "remove `network`"
+            )
+        return {"open_ports": problem.reason, "close_ports": problem.cure}, None
+    proxy = StoreProxy(spec.run) if spec.stored_attempt else None
+    enter_network_namespace()
+    if proxy:
+        settings = collect_store_environment(os.environ).values()
+        hosts = find_store_hosts(spec.stored_attempt, settings)
+        os.environ[PROXY_VARIABLE] = proxy.open(hosts)
+    return {}, proxy
 
 
 def explain_kill(event: Event, kills_before: int) -> Event:

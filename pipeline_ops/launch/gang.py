@@ -56,7 +56,7 @@ from pipeline_ops.launch.plan import (
 from pipeline_ops.storage.local_files import translate_write_errors, write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.system.host import CLOSE_PORTS, OPEN_PORTS
+from pipeline_ops.system.host import OPEN_PORTS
 
 _log = logging.getLogger(__name__)
 
@@ -580,8 +580,8 @@ class Gang:
         if report and report.open_ports and plan.needs_ports and not self._has_warned_of_ports:
             self._has_warned_of_ports = True
             warning = (
-                f"{OPEN_PORTS}, because {report.open_ports}. {CLOSE_PORTS}, or accept it with "
-                "`network: trusted` in a hosts file that train.hosts names"
+                f"{OPEN_PORTS}, because {report.open_ports}. {report.close_ports}, or accept it "
+                "with `network: trusted` in a hosts file that train.hosts names"
             )
             _log.warning("%s", warning)
             self._report_event("warning", warning)

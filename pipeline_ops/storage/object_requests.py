@@ -40,6 +40,7 @@ _CAUSES = {
     "invalidcertificate": "its certificate is not signed by a known authority",
     "kind: timeout": "it did not answer in time",
     "dns error": "its host name is unknown",
+    "tunnelunsuccessful": "a proxy did not connect to it",
     "incompletemessage": "it ended the connection without an answer",
     "connectionreset": "it ended the connection without an answer",
 }

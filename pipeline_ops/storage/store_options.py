@@ -12,7 +12,8 @@ import contextvars
 import datetime as dt
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,21 @@ SCHEMES = tuple(_ENDPOINT_VARIABLES)
 """The schemes of the buckets that a store can be in."""
 READ_SCHEMES = (*SCHEMES, *_WEB_SCHEMES)
 """The schemes of the places that can be read."""
+PROXY_VARIABLE = "TRAINYARD_STORE_PROXY"
+"""The URL of the HTTP proxy by which a process without other network reaches the store."""
+_CLOUD_HOSTS = {
+    "s3": ("amazonaws.com:443", "169.254.170.2:80"),
+    "gs": ("googleapis.com:443", "metadata.google.internal:80"),
+    "az": (
+        "blob.core.windows.net:443",
+        "blob.fabric.microsoft.com:443",
+        "login.microsoftonline.com:443",
+    ),
+}
+"""The servers that clients ask unless a variable names others: for objects and credentials."""
+_MACHINE_ROLE = "169.254.169.254:80"
+"""It has the credentials of a machine's role, in every cloud."""
+_URL = re.compile(r'(https?)://(?:[^/@\s"]*@)?(\[[\da-fA-F:]+\]|[^/:\s"]+)(?::(\d+))?')
 _REQUEST_SECONDS = 300
 _RETRY_SECONDS = 5
 """For how long the client repeats a request. An outage that is longer is waited for in Python."""
@@ -134,6 +150,8 @@ class StoreOptions(BaseModel):
         # An account of Google names its own endpoint.
         if scheme in ("gs", "http") or (endpoint or "").startswith("http://"):
             client["allow_http"] = True
+        if proxy := os.environ.get(PROXY_VARIABLE):
+            client["proxy_url"] = proxy
         if self.ca_file:
             try:
                 client["root_certificate"] = Path(self.ca_file).read_bytes()
@@ -148,6 +166,19 @@ class StoreOptions(BaseModel):
                 config[_ENDPOINT_KEYS[scheme]] = endpoint
             arguments["config"] = config
         return arguments
+
+
+def find_store_hosts(root: str, settings: Iterable[str]) -> list[str]:
+    """The servers that a root's client may ask, as `host:port`, each with its subdomains.
+
+    `settings` are the values of the variables and files that configure it.
+    """
+    named = {
+        f"{host.strip('[]')}:{port or {'http': 80, 'https': 443}[scheme]}"
+        for setting in settings
+        for scheme, host, port in _URL.findall(setting)
+    }
+    return sorted({*named, *_CLOUD_HOSTS.get(root.partition("://")[0], ()), _MACHINE_ROLE})
 
 
 _VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {

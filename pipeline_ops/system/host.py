@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import errno
 import fcntl
 import math
 import os
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -168,11 +170,17 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
 
 OPEN_PORTS = "TensorFlow's servers of the gang listen on all interfaces and ask for no credentials"
-CLOSE_PORTS = (
+_ALLOW_NAMESPACES = (
     "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-    "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile) and keep "
-    "the storage root in a folder"
+    "kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp profile)"
 )
+
+
+class IsolationProblem(NamedTuple):
+    """The reason why a gang here can have no network namespace, and the cure."""
+
+    reason: str
+    cure: str
 
 
 def enter_network_namespace() -> None:
@@ -193,13 +201,8 @@ def enter_network_namespace() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
-def find_isolation_problem(bucket: str = "") -> str:
-    """The reason why a gang here can have no namespace, empty for none. A child process tries it.
-
-    `bucket` is what the gang must reach outside.
-    """
-    if bucket:
-        return f"{bucket} cannot be reached from a network namespace"
+def find_isolation_problem() -> IsolationProblem | None:
+    """Why a gang here can have no network namespace, None if it can. A child process tries it."""
     if (child := os.fork()) == 0:
         code = 1
         try:
@@ -210,7 +213,16 @@ def find_isolation_problem(bucket: str = "") -> str:
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return f"the kernel refuses a network namespace ({os.strerror(abs(code))})" if code else ""
+    if code == errno.ENOSPC:  # not of a disk
+        return IsolationProblem(
+            "the kernel's limit of namespaces is reached",
+            "Raise it (sysctl user.max_net_namespaces and user.max_user_namespaces), or end what "
+            "has so many (lsns)",
+        )
+    if code:
+        reason = f"the kernel refuses a network namespace ({os.strerror(abs(code))})"
+        return IsolationProblem(reason, _ALLOW_NAMESPACES)
+    return None
 
 
 # The checks before a job or a gang starts here take less than a second.

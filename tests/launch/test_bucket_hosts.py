@@ -6,13 +6,14 @@ not see.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from launch.network import Network, why_not
 from launch.on_bucket import bucket_jobs, upload_dataset
-from launch.running import INTERVAL, wait_until
+from launch.running import INTERVAL, command, wait_until
 from object_servers.fault_proxy import FaultProxy
 from object_servers.s3_server import S3Server
 
@@ -97,6 +98,27 @@ def test_two_hosts_train_what_one_machine_trains(start, undisturbed, network, tm
         assert left == [], "logs and checkpoints of the hosts are gone with the gang"
     assert [file for file in (tmp_path / "temporary").rglob("*") if "hold" not in file.name] == []
     assert (list_files(home) if home.exists() else []) == before
+
+
+@pytest.mark.hosts
+def test_a_gang_on_one_far_host_reaches_the_bucket_from_its_namespace(start, undisturbed, network):
+    far = network.hosts_file(1)["hosts"][0] | {"cores": 2, "workers": 2}
+    job = start(is_held=True, lab={"network": "isolated", "hosts": [far]})
+    job.wait_until_held()
+    [host, _] = network.hosts
+    [proxy] = [pid for pid in job.survivors() if "store_proxy" in command(pid)]
+    assert count_namespaces(job.survivors()) == 3  # of the launcher, the host and the gang
+    assert os.path.samefile(f"/proc/{proxy}/ns/net", f"/run/netns/{host}")
+    job.release()
+    status = job.end()
+    assert status.exit_code == ExitCode.SUCCESS, job.read_log()
+    assert job.read_figures().weights_digest == undisturbed.figures().weights_digest
+    assert job.read_messages("warning") == []
+    wait_until(lambda: not job.survivors())
+
+
+def count_namespaces(pids: list[int]) -> int:
+    return len({os.readlink(f"/proc/{pid}/ns/net") for pid in pids})
 
 
 @pytest.mark.hosts

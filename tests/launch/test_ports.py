@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from config_files import write_config
-from launch.running import RunningJob, make_agent_spec, starting
+from launch.network import Network, why_not
+from launch.on_bucket import BucketJob, bucket_jobs, upload_dataset
+from launch.running import RunningJob, make_agent_spec, starting, wait_until
 from listeners import ListenerMonitor
 
 from pipeline_ops.artifacts.layout import Attempt
@@ -19,10 +22,9 @@ from pipeline_ops.cli.commands.doctor import check_gang_ports
 from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
 from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.launch.agent import isolate
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.host import OPEN_PORTS
@@ -44,6 +46,76 @@ def test_two_workers_on_one_host_open_no_port(start):
         assert job.end() == ExitCode.SUCCESS, job.message()
     assert watch.num_polls > 5
     assert watch.seen == set()
+
+
+@pytest.mark.hosts
+def test_two_workers_with_a_bucket_open_no_port_and_reach_nothing_else(
+    dataset, make_root, tmp_path
+):
+    """M4: also after a worker was killed, and nothing is left of the way to the store."""
+    root = make_root("s3")
+    place = {"launcher": "local", "cores": 2}
+    with bucket_jobs(tmp_path, root.uri, upload_dataset(dataset, root.uri), place) as start:
+        job = start(is_held=True)
+        with ListenerMonitor(job.survivors) as watch:
+            job.wait_until_held()
+            worker = find_worker(job, "worker-1")
+            assert len(listening_ports(worker)) == 3  # TensorFlow's two, and the way to the store
+            store = root.server.address.removeprefix("http://").split(":")
+            inside = ["nsenter", f"--net=/proc/{worker}/ns/net", sys.executable, "-c"]
+            refused = subprocess.run(
+                [*inside, f"import socket; socket.create_connection({tuple(store)})"],
+                capture_output=True,
+                text=True,
+            )
+            assert "ConnectionRefusedError" in refused.stderr
+            os.kill(worker, signal.SIGKILL)
+            job.wait_until(lambda: job.read_messages("restart"))
+            job.release()
+            status = job.end()
+        assert status.exit_code == ExitCode.SUCCESS, job.read_log()
+        assert job.read_figures().restarts == 1
+        assert job.read_messages("warning") == []
+        assert watch.num_polls > 5
+        assert watch.seen == set()
+        wait_until(lambda: not job.survivors())
+
+
+def find_worker(job: BucketJob, name: str) -> int:
+    log = (job.local / f"{name}.log").resolve()
+    [pid] = [pid for pid in job.survivors() if Path(f"/proc/{pid}/fd/1").resolve() == log]
+    return pid
+
+
+@pytest.fixture
+def network(tmp_path):
+    if reason := why_not():
+        pytest.skip(f"no hosts to train on: {reason}")
+    network = Network(tmp_path / "network", 2)
+    network.folder.mkdir()
+    network.up()
+    yield network
+    network.down()
+
+
+@pytest.mark.hosts
+def test_each_host_of_a_gang_on_several_opens_the_port_of_its_worker(
+    dataset, make_job_in, tmp_path, network
+):
+    """F5: only a hosts file with `network: trusted` allows it."""
+    with starting(make_job_in, dataset, tmp_path / "job", network.hosts_file(2)) as start_job:
+        job = start_job(is_held=True)
+        job.wait_until_held()
+        addresses = find_addresses(job)
+        assert sorted(address.rpartition(":")[0] for address in addresses) == sorted(
+            network.addresses.values()
+        )
+        assert [can_connect(address) for address in addresses] == [True, True]
+        opened = [listening_ports(job.worker(f"worker {number}")) - {22} for number in range(2)]
+        assert [len(ports) for ports in opened] == [1, 1]
+        job.release()
+        assert job.end() == ExitCode.SUCCESS, job.message()
+        assert job.survivors() == []
 
 
 @pytest.mark.hosts
@@ -114,7 +186,8 @@ WITHOUT_NAMESPACES = [
     "sh",
 ]
 """Starts a command where the kernel refuses namespaces."""
-REFUSED = "the kernel refuses a network namespace (No space left on device)"
+LIMITED = "the kernel's limit of namespaces is reached"
+CURE = "Raise it (sysctl user.max_net_namespaces and user.max_user_namespaces)"
 
 
 def start_agent_without_namespaces(folder: Path, **values: object) -> Event:
@@ -130,26 +203,24 @@ def start_agent_without_namespaces(folder: Path, **values: object) -> Event:
 def test_an_author_can_insist_on_closed_ports(tmp_path):
     event = start_agent_without_namespaces(tmp_path, isolation="always")
     assert (event.event, event.is_permanent_failure) == ("refused", True)
-    assert event.message.startswith(f"the hosts file has `network: isolated`, but {REFUSED}. Allow")
+    assert event.message.startswith(
+        f"the hosts file has `network: isolated`, but {LIMITED}. {CURE}"
+    )
     event = start_agent_without_namespaces(tmp_path, isolation="where possible")
-    assert (event.event, event.host.open_ports) == ("hello", REFUSED)
-
-
-def test_a_gang_on_a_bucket_cannot_be_isolated(tmp_path):
-    spec = make_agent_spec(tmp_path, isolation="always", stored_attempt="s3://bucket/attempt")
-    with pytest.raises(ConfigError, match="s3://bucket/attempt cannot be reached from a network"):
-        isolate(spec)
-    assert "cannot be" in isolate(spec.model_copy(update={"isolation": "where possible"}))
+    assert (event.event, event.host.open_ports) == ("hello", LIMITED)
+    assert event.host.close_ports.startswith(CURE)
 
 
 @pytest.mark.hosts
 def test_where_the_kernel_refuses_namespaces_a_gang_says_what_is_open_and_trains(start):
     job = start(prefix=WITHOUT_NAMESPACES, is_held=True)
-    job.wait_until_held()
-    assert [can_connect(address) for address in find_addresses(job)] == [True, True]
-    job.release()
-    assert job.end() == ExitCode.SUCCESS, job.message()
-    warning = f"{OPEN_PORTS}, because {REFUSED}. Allow user namespaces"
+    with ListenerMonitor(job.all) as watch:
+        job.wait_until_held()
+        assert [can_connect(address) for address in find_addresses(job)] == [True, True]
+        job.release()
+        assert job.end() == ExitCode.SUCCESS, job.message()
+    assert len(watch.seen) == 2, watch.seen
+    warning = f"{OPEN_PORTS}, because {LIMITED}. {CURE}"
     assert warning in (job.job.attempt.folder / "gang.log").read_text()
     events = ProgressReader(Attempt(open_root(job.job.attempt.folder)).progress).read_new()
     assert [event.message for event in events if event.phase == "warning"][0].startswith(warning)
@@ -160,10 +231,25 @@ def test_the_doctor_says_what_is_open(tmp_path):
     local = load_config(write_config(tmp_path, changes | {"storage.root": str(tmp_path)}))
     [finding] = check_gang_ports(local)
     assert (finding.check, finding.problem) == ("ports of the gang", "")
-    bucket = load_config(write_config(tmp_path, changes | {"storage.root": "s3://bucket/root"}))
-    [finding] = check_gang_ports(bucket)
-    assert finding.problem.startswith(f"{OPEN_PORTS}, because s3://bucket/root cannot be reached")
-    assert finding.is_warning and "keep the storage root in a folder" in finding.cure
+    bucket = write_config(tmp_path, changes | {"storage.root": "s3://bucket/root"})
+    [finding] = check_gang_ports(load_config(bucket))
+    assert (finding.check, finding.problem) == ("ports of the gang", "")
+    code = (
+        "from pipeline_ops.cli.commands.doctor import check_gang_ports\n"
+        "from pipeline_ops.config.pipeline import load_config\n"
+        f"[finding] = check_gang_ports(load_config({str(bucket)!r}))\n"
+        "print(finding.is_warning, finding.problem, finding.cure, sep='\\n')"
+    )
+    done = subprocess.run(
+        [*WITHOUT_NAMESPACES, sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    is_warning, problem, cure = done.stdout.splitlines()
+    assert (is_warning, problem) == ("True", f"{OPEN_PORTS}, because {LIMITED}")
+    assert cure.startswith(CURE)
 
 
 @pytest.mark.parametrize(

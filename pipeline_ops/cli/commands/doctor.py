@@ -41,7 +41,6 @@ from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
 from pipeline_ops.system.gpus import find_gpu_problem, find_package_problem
 from pipeline_ops.system.host import (
-    CLOSE_PORTS,
     OPEN_PORTS,
     Finding,
     check_host,
@@ -365,11 +364,11 @@ def check_gang_ports(config: PipelineConfig) -> Iterator[Finding]:
     isolation = choose_isolation(config.train, hosts)
     if config.find_job_hosts("train") or hosts.launcher != "local" or isolation == "never":
         return
-    problem = find_isolation_problem("" if config.root.is_local else str(config.root))
+    problem = find_isolation_problem()
     yield Finding(
         check="ports of the gang",
-        problem=f"{OPEN_PORTS}, because {problem}" if problem else "",
-        cure=f"{CLOSE_PORTS}." if problem else "",
+        problem=f"{OPEN_PORTS}, because {problem.reason}" if problem else "",
+        cure=f"{problem.cure}." if problem else "",
         is_warning=bool(problem) and isolation != "always",
     )
 

@@ -508,7 +508,7 @@ def build_airflow_environment(
         **settings,
         "AIRFLOW_HOME": str(home.folder),
         "TRAINYARD_CONFIGS": os.pathsep.join(configs),
-        TRUSTED_CONF: "1",
+        TRUSTED_CONF: str(home.folder),
         **_prepend(kept, "PYTHONPATH", str(CODE_ROOT), os.pathsep),
         **_prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
         **_prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),

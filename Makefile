@@ -49,7 +49,7 @@ PROCESSES_tutorials := -n 3
 # Its two tests need both cores.
 PROCESSES_scale := -n 0
 
-.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-gpu check sbom bench lock
+.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-gpu check sbom audit bench lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +89,9 @@ test-gpu: install-dev ## training, export and serving on one NVIDIA GPU (DEVICE=
 
 sbom: install-dev ## list every locked package with version and hashes, in sbom.json (CycloneDX)
 	@$(VENV)/bin/cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
+
+audit: install-dev ## list the locked packages by the age of their pins, or those with an advisory (ADVISORIES=all.zip, an export of OSV for PyPI)
+	@$(PYTHON) .ci/audit.py $(ADVISORIES)
 
 check: install-dev ## lint, formatting and types
 	@$(PYTHON) -m ruff check .

@@ -95,6 +95,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         up_to("planning") | {"cli", "beam_jobs"},
         {"PIL", "cv2"},
     ),
+    "pipeline_ops/cli/tensorboard_server.py": (set(), {"tensorboard"}),
     "pipeline_ops/cli": (
         up_to("planning")
         | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},

@@ -32,6 +32,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,6 +114,8 @@ _POLL_SECONDS, _CONNECT_SECONDS = 0.1, 1.0
 _START_SECONDS, _READY_SECONDS = 300.0, 180.0
 _GRACE_SECONDS = 2.5
 _NUM_LOG_LINES = 15
+_NEEDED_BYTES = 8 << 20
+"""The database and the logs of a first run have half of it. Below it, programs may end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +288,8 @@ def embedded_airflow(
     runs that are due by the clock. Raises MachineError if it does not start, or if the running one
     serves other configs.
     """
+    if problem := _describe_full_disk(home):
+        raise MachineError(problem)
     home.make()
     deadline = time.monotonic() + _START_SECONDS
     with open(home.folder / "lock", "ab") as lock, open(home.folder / "users-lock", "ab") as users:
@@ -415,9 +420,21 @@ def _make_program_error(home: AirflowHome, name: str, status: int) -> MachineErr
     with contextlib.suppress(FileNotFoundError):
         lines = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
     tail = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(f"    {line}" for line in lines))
-    return MachineError(
+    ended = (
         f"the {name} of the embedded Airflow {end}. Its log is {log} and ends with:\n"
         f"{tail or '(empty)'}"
+    )
+    return MachineError("\n".join(filter(None, [_describe_full_disk(home), ended])))
+
+
+def _describe_full_disk(home: AirflowHome) -> str:
+    """Says that the disk of a home is full, and the cure. Empty if it is not."""
+    folder = next(each for each in (home.folder, *home.folder.parents) if each.exists())
+    if shutil.disk_usage(folder).free >= _NEEDED_BYTES:
+        return ""
+    return (
+        f"the disk of {home.folder} is full. Free at least {_NEEDED_BYTES >> 20} MB of it, or set "
+        "TRAINYARD_HOME to a folder on another disk. Then run the command again."
     )
 
 
@@ -491,7 +508,7 @@ def build_airflow_environment(
         **settings,
         "AIRFLOW_HOME": str(home.folder),
         "TRAINYARD_CONFIGS": os.pathsep.join(configs),
-        TRUSTED_CONF: "1",
+        TRUSTED_CONF: str(home.folder),
         **_prepend(kept, "PYTHONPATH", str(CODE_ROOT), os.pathsep),
         **_prepend(kept, "NO_PROXY", "127.0.0.1,localhost", ","),
         **_prepend(kept, "no_proxy", "127.0.0.1,localhost", ","),

@@ -143,7 +143,7 @@ def _shorten(key: Any) -> str:
 
 
 TRUSTED_CONF = "TRAINYARD_TRUSTED_CONF"
-"""The environment variable that only the embedded Airflow has."""
+"""The environment variable in which the embedded Airflow names its own home."""
 
 _SOURCE_PATH = "preprocess.source.path"
 Interval = tuple[dt.datetime, dt.datetime]
@@ -162,7 +162,7 @@ def apply_conf(
     Raises:
       ConfigError: with a line for each problem of the conf.
     """
-    if os.environ.get(TRUSTED_CONF):
+    if _is_conf_trusted():
         overrides = {**_find_types(config, conf or {}), **(conf or {})}
     else:
         overrides = parse_conf(config, conf) if conf else {}
@@ -172,6 +172,15 @@ def apply_conf(
         found = source.format_interval(*interval)
         overrides |= {f"preprocess.source.{key}": value for key, value in found.items()}
     return config.with_overrides(overrides) if overrides else config
+
+
+def _is_conf_trusted() -> bool:
+    """Returns whether this is the embedded Airflow.
+
+    Another Airflow that inherits the variable, for example from a shell, has another home.
+    """
+    home = os.environ.get(TRUSTED_CONF)
+    return bool(home) and home == os.environ.get("AIRFLOW_HOME")
 
 
 def load_run_config_or_author(file: ConfigFile, conf: Mapping[str, Any] | None) -> PipelineConfig:

@@ -42,6 +42,16 @@ REDUCTION_FACTOR = 4
 """One in this many trials goes on, to be compared again after this many times the epochs."""
 _STUDY, _SEED = "search", 1
 _CREATE_SECONDS = 120.0
+_ENTRY_ERRORS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What Optuna raises, now or later, for an entry of a journal that it has not written."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -76,10 +86,11 @@ def create_study(
 ) -> None:
     """Enters all trials of a search into the journal, in order, unless they are there."""
     artifact = open_path(planned.study)
-    if len(_read_trials(planned)) >= len(parameters):
-        return
-    with hold_lease(lock_file(artifact), "the journal of a search", _CREATE_SECONDS):
-        storage = _open_storage(artifact)
+    with _open_storage(planned) as storage:
+        if len(_read_trials(storage, planned)) >= len(parameters):
+            return
+    lease = hold_lease(lock_file(artifact), "the journal of a search", _CREATE_SECONDS)
+    with lease, _open_storage(planned) as storage:
         if not storage.get_all_studies():
             is_lower = planned.better == "min"
             direction = StudyDirection.MINIMIZE if is_lower else StudyDirection.MAXIMIZE
@@ -99,12 +110,13 @@ def create_study(
 
 def find_pruned(planned: PlannedTrial) -> dict[int, str]:
     """Returns where the trials of a search were pruned, by number. Empty without a journal."""
-    return {
-        trial.number: f"pruned after epoch {trial.last_step}: "
-        f"{planned.monitor} {trial.intermediate_values[trial.last_step]:.4f}"
-        for trial in _read_trials(planned)
-        if trial.state is TrialState.PRUNED and trial.last_step is not None
-    }
+    with _open_storage(planned) as storage:
+        return {
+            trial.number: f"pruned after epoch {trial.last_step}: "
+            f"{planned.monitor} {trial.intermediate_values[trial.last_step]:.4f}"
+            for trial in _read_trials(storage, planned)
+            if trial.state is TrialState.PRUNED and trial.last_step is not None
+        }
 
 
 def check_pruned(planned: PlannedTrial) -> None:
@@ -118,16 +130,17 @@ def tell_finished(planned: PlannedTrial, figures: Sequence[float], final: float)
 
     `figures` are the monitored figure after each epoch, and `final` is that of the trial.
     """
-    study, trial = _open_trial(planned)
-    if study.trials[planned.number].state.is_finished():
-        return
-    known = study.trials[planned.number].intermediate_values
-    for epoch, figure in enumerate(figures, 1):
-        if epoch not in known:
-            trial.report(_replace_non_finite(figure), epoch)
-            trial.should_prune()  # enters the figure that later trials are compared with
-    state = TrialState.COMPLETE if math.isfinite(final) else TrialState.FAIL
-    study.tell(planned.number, final if math.isfinite(final) else None, state)
+    with _open_storage(planned) as storage:
+        study, trial = _open_trial(storage, planned)
+        if study.trials[planned.number].state.is_finished():
+            return
+        known = study.trials[planned.number].intermediate_values
+        for epoch, figure in enumerate(figures, 1):
+            if epoch not in known:
+                trial.report(_replace_non_finite(figure), epoch)
+                trial.should_prune()  # enters the figure that later trials are compared with
+        state = TrialState.COMPLETE if math.isfinite(final) else TrialState.FAIL
+        study.tell(planned.number, final if math.isfinite(final) else None, state)
 
 
 def _replace_non_finite(figure: float) -> float:
@@ -148,7 +161,10 @@ class TrialReport:
         self, planned: PlannedTrial, last_epoch: int, forward: Callable[[ProgressEvent], None]
     ):
         self._planned, self._last_epoch, self._forward = planned, last_epoch, forward
-        self._study, self._trial = _open_trial(planned)
+        self._journal = _find_journal(planned)
+        with self._journal.naming_invalid_entries():
+            storage = optuna.storages.JournalStorage(self._journal)
+            self._study, self._trial = _open_trial(storage, planned)
         self._thread = ThreadPoolExecutor(1)
         self._reports = deque[Future[None]]()
         check_pruned(planned)
@@ -164,14 +180,15 @@ class TrialReport:
 
     def _report(self, epoch: int, figure: float) -> None:
         number = self._planned.number
-        found = self._study.trials[number]
-        # Another run may have finished it, and a restarted gang repeats an epoch.
-        if found.state.is_finished() or epoch in found.intermediate_values:
-            return
-        self._trial.report(_replace_non_finite(figure), epoch)
-        if epoch < self._last_epoch and self._trial.should_prune():
-            self._study.tell(number, state=TrialState.PRUNED)
-            check_pruned(self._planned)
+        with self._journal.naming_invalid_entries():
+            found = self._study.trials[number]
+            # Another run may have finished it, and a restarted gang repeats an epoch.
+            if found.state.is_finished() or epoch in found.intermediate_values:
+                return
+            self._trial.report(_replace_non_finite(figure), epoch)
+            if epoch < self._last_epoch and self._trial.should_prune():
+                self._study.tell(number, state=TrialState.PRUNED)
+                check_pruned(self._planned)
 
 
 class StoreJournal(BaseJournalBackend):
@@ -182,8 +199,7 @@ class StoreJournal(BaseJournalBackend):
 
     def __init__(self, folder: StorePath):
         self._folder, self._next = folder, 0
-        self.newest = folder
-        """The last file that was read."""
+        self._newest = folder
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yields the entries without a gap. A listing may show a file and not the one before."""
@@ -194,7 +210,7 @@ class StoreJournal(BaseJournalBackend):
         files = [self._folder / _name_entry(number) for number in numbers]
         self._next = log_number_from + len(files)
         for file, content in zip(files, map_requests(lambda file: file.read(), files), strict=True):
-            self.newest = file
+            self._newest = file
             yield parse_json_as(dict[str, Any], content, file)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -206,26 +222,44 @@ class StoreJournal(BaseJournalBackend):
                     is_written = True
                 self._next += 1
 
+    @contextlib.contextmanager
+    def naming_invalid_entries(self) -> Iterator[None]:
+        """Turns errors of Optuna, which believes every entry, into a DataError.
 
-def _open_trial(planned: PlannedTrial) -> tuple[optuna.Study, optuna.Trial]:
-    """Opens a trial in the journal, whose study is the only one, so ids are numbers."""
-    study = _load_study(_open_storage(open_path(planned.study)), planned)
+        It names the last file that was read, which is the invalid one or comes after it.
+        """
+        try:
+            yield
+        except _ENTRY_ERRORS as error:
+            raise DataError(
+                f"{self._newest}: this entry, or one before it, is not a valid entry of a journal "
+                f"of Optuna: {error!r}. Remove {self._folder}, and the search starts a new one"
+            ) from None
+
+
+def _open_trial(
+    storage: optuna.storages.JournalStorage, planned: PlannedTrial
+) -> tuple[optuna.Study, optuna.Trial]:
+    study = _load_study(storage, planned)
     return study, optuna.Trial(study, planned.number)
 
 
-def _open_storage(artifact: StorePath) -> optuna.storages.JournalStorage:
-    """Opens the journal. Raises DataError, with the name of the file, if an entry is invalid."""
-    journal = StoreJournal(work_folder(artifact))
-    try:
-        return optuna.storages.JournalStorage(journal)
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
-        raise DataError(
-            f"{journal.newest}: not a valid entry of a journal of Optuna: {error!r}. "
-            f"Remove {work_folder(artifact)}, and the search starts a new one"
-        ) from None
+def _find_journal(planned: PlannedTrial) -> StoreJournal:
+    return StoreJournal(work_folder(open_path(planned.study)))
+
+
+@contextlib.contextmanager
+def _open_storage(planned: PlannedTrial) -> Iterator[optuna.storages.JournalStorage]:
+    """Opens the journal. The block raises DataError if an entry is invalid."""
+    journal = _find_journal(planned)
+    with journal.naming_invalid_entries():
+        yield optuna.storages.JournalStorage(journal)
 
 
 def _load_study(storage: optuna.storages.JournalStorage, planned: PlannedTrial) -> optuna.Study:
+    """Loads the study. It must be the only one there ever was, so that ids are numbers."""
+    if [study._study_id for study in storage.get_all_studies()] != [0]:
+        raise ValueError("the journal is not of one study alone")
     return optuna.load_study(
         study_name=_STUDY,
         storage=storage,
@@ -234,8 +268,9 @@ def _load_study(storage: optuna.storages.JournalStorage, planned: PlannedTrial) 
     )
 
 
-def _read_trials(planned: PlannedTrial) -> list[optuna.trial.FrozenTrial]:
-    storage = _open_storage(open_path(planned.study))
+def _read_trials(
+    storage: optuna.storages.JournalStorage, planned: PlannedTrial
+) -> list[optuna.trial.FrozenTrial]:
     return _load_study(storage, planned).trials if storage.get_all_studies() else []
 
 

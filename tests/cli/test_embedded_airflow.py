@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 
 import psutil
 import pytest
-from held_airflow import hold_airflow
+from held_airflow import HOLDER, hold_airflow
 from processes import query_process
+from small_disks import mount_small_disk
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import USER, AirflowServer
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, ExitCode
 
 pytestmark = pytest.mark.airflow
 
@@ -63,3 +68,37 @@ def test_a_home_of_its_own_on_loopback_only_without_schedules(server, survivors)
     ]
     listening = {entry.laddr.ip for entry in connections if entry.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}
+
+
+def test_a_full_disk_is_named_before_the_start(tmp_path, survivors):
+    with mount_small_disk(tmp_path / "disk", "size=4m") as disk:
+        command = [sys.executable, HOLDER, disk / "new" / "home", "/configs/a.yaml"]
+        done = subprocess.run(command, env=survivors.environment, capture_output=True, text=True)
+        assert done.returncode == ExitCode.RETRY
+        assert done.stdout.startswith(f"error the disk of {disk / 'new' / 'home'} is full. Free ")
+        assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_is_full_when_a_program_ends_is_named_first(tmp_path, survivors):
+    with mount_small_disk(tmp_path / "disk", "size=24m") as home:
+        (home / "small.py").write_text(_DAG)
+        holder = subprocess.Popen(
+            [sys.executable, HOLDER, home, "/configs/a.yaml"],
+            env=survivors.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert [holder.stdout.readline()[:3] for _ in range(2)] == ["Sta", "up "]
+        with contextlib.suppress(OSError), open(home / "filling", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        answer = "alive"
+        while answer.startswith("alive"):
+            time.sleep(1)
+            print(file=holder.stdin, flush=True)
+            answer = holder.stdout.readline()
+        assert answer.startswith(f"error the disk of {home} is full. Free "), answer
+        assert "of the embedded Airflow ended with exit status" in holder.stdout.readline()
+        assert holder.wait(timeout=60) == ExitCode.RETRY
+        assert survivors.look() == []

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def opened(tmp_path):
             reader = threading.Thread(target=process.stderr.read)
             reader.start()
 
-            def ask(path: str):
-                with urllib.request.urlopen(f"{found[0]}data/{path}", timeout=30) as response:
+            def ask(path: str, host: str = "localhost"):
+                request = urllib.request.Request(f"{found[0]}data/{path}", headers={"Host": host})
+                with urllib.request.urlopen(request, timeout=30) as response:
                     return json.load(response)
 
             try:
@@ -127,6 +129,16 @@ def test_the_runs_of_a_bucket_are_copied(trained, opened, s3_root):
         [name] = wait_until(lambda: ask("runs"), SECONDS)
         assert _NAME.fullmatch(name)
         assert "loss" in wait_until(lambda: ask("plugin/scalars/tags").get(name), SECONDS)
+
+
+def test_a_foreign_name_is_refused_so_that_no_page_can_read_it_by_rebinding(opened):
+    """M11."""
+    with opened("root") as ask:
+        for host in ("localhost:1", "127.0.0.1", "[::1]:6006", f"{socket.gethostname()}:6006"):
+            assert ask("environment", host)["version"], host
+        for host in ("evil.example", "evil.example:6006", "localhost.evil.example", ""):
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                ask("environment", host)
 
 
 def test_a_port_that_is_taken_is_an_error_with_the_message_of_tensorboard(tmp_path, capfd):

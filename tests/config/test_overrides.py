@@ -4,6 +4,7 @@ it is a run's or the author's, and nothing between."""
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
     }
     with pytest.raises(ConfigError, match=re.escape("conf train.workers: cannot be overridden")):
         apply_conf(load_config(file), conf)
-    monkeypatch.setenv(TRUSTED_CONF, "1")
+    monkeypatch.setenv(TRUSTED_CONF, os.environ["AIRFLOW_HOME"])
     config = apply_conf(load_config(file), conf)
     assert (config.train.workers, config.train.optimizer.momentum) == (1, 0.5)
     assert config.evaluate.gate[0].at_least == 0.5
@@ -250,3 +251,14 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
     assert in_a_default.train.optimizer.schedule.warmup_steps == 9
     with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
         apply_conf(load_config(file), {"train.workers": 0})
+
+
+@pytest.mark.parametrize("inherited", ["1", "", "/srv/airflow"])
+@pytest.mark.parametrize("home", ["/home/me/.trainyard/airflow", "/srv/airflow/", "", None])
+def test_another_airflow_that_inherits_the_variable_trusts_no_conf(inherited, home, monkeypatch):
+    """M5: it has another home than the embedded one, or none that its environment names."""
+    monkeypatch.setenv(TRUSTED_CONF, inherited)
+    monkeypatch.delenv("AIRFLOW_HOME")
+    if home is not None:
+        monkeypatch.setenv("AIRFLOW_HOME", home)
+    assert "cannot be overridden for a single run" in refusal({"storage": {"root": "/srv/x"}})

@@ -8,7 +8,8 @@ ARG PIP_INDEX_URL
 RUN apt-get -qq update \
  && apt-get -qq install -y --no-install-recommends netcat-openbsd postgresql redis-server > /dev/null \
  && rm -rf /var/lib/apt/lists/* \
- && install -d -o postgres -g postgres -m 700 /var/lib/postgresql/data /data
+ && install -d -o postgres -g postgres -m 700 /var/lib/postgresql/data \
+ && install -d -m 1777 /data
 COPY docker/moto.txt /tmp/
 RUN python3 -m pip install -q --no-cache-dir --no-deps --require-hashes -r /tmp/moto.txt
 COPY docker/postgres.sh /usr/local/bin/

@@ -75,11 +75,13 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*allowed_hosts: str, statistics: ServerStatistics | None = None) -> Iterator[Running]:
+def running(
+    *allowed_hosts: str, statistics: ServerStatistics | None = None, **limits: float
+) -> Iterator[Running]:
     loaded = Loaded()
     listener = listen("127.0.0.1", 0)
     service = Service("digits", "champion", loaded, statistics)
-    server = make_server(service, allowed_hosts or ("*",))
+    server = make_server(service, allowed_hosts or ("*",), **limits)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import select
 import time
 
 import pytest
 from export.http_server import BODY, GET, post, post_as, read_to_end, running, statuses
 
 CLOSE = b"Connection: close\r\n"
+UNFINISHED = post_as(b"Content-Length: %d\r\nExpect: 100-continue\r\n" % (63 << 20), b"")
 PREDICTED = b'{"predictions": [{"classes": 0, "probabilities": [1.0, 1.0]}]}'
 
 
@@ -80,15 +83,73 @@ def test_the_number_of_connections_has_a_limit():
     """F18. One more gets 503, and can come again after others are closed."""
     with running() as server:
         connections = [server.connect() for _ in range(63)]
-        for connection in connections:  # they are known to the server once they have an answer
-            connection.sendall(GET)
-            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        for connection in connections:  # each waits for the rest of its body
+            connection.sendall(UNFINISHED)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
         assert statuses(server.send(get())) == [503]
         for connection in connections:
             connection.close()
         deadline = time.monotonic() + 30
         while not server.is_alive():
             assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", GET])
+def test_silent_connections_keep_nobody_out(sent):
+    """M9: 300 connections that are idle, or have sent half a header, meant 503 for all others."""
+    with running() as server:
+        connections = []
+        for _ in range(300):
+            connections.append(server.connect())
+            connections[-1].sendall(sent)
+        assert all(server.is_alive() for _ in range(3))
+        connections[0].settimeout(10)
+        assert len(statuses(read_to_end(connections[0]))) == (sent == GET), "the oldest is closed"
+        for connection in connections:
+            connection.close()
+
+
+def test_a_header_that_does_not_arrive_in_time_closes_the_connection():
+    """M9: also if a byte comes now and then, and after an answer."""
+    with running(idle_seconds=1) as server:
+        for before in (b"", GET):
+            with server.connect() as connection:
+                connection.sendall(before + b"GET /health HTTP/1.1\r\n")
+                deadline = time.monotonic() + 20
+                with contextlib.suppress(ConnectionError):
+                    while time.monotonic() < deadline:
+                        connection.sendall(b"X: y\r\n")
+                        time.sleep(0.2)
+                assert time.monotonic() < deadline
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused():
+    """M9: also if a byte comes now and then."""
+    with running(body_seconds=1) as server, server.connect() as connection:
+        connection.sendall(UNFINISHED)
+        for _ in range(10):
+            connection.sendall(b" ")
+            time.sleep(0.2)
+        assert statuses(connection.recv(1 << 16)) == [100, 408]
+        assert server.is_alive()
+
+
+def test_all_bodies_together_have_a_limit():
+    """M9: 24 unfinished bodies of 63 MiB were 2 GB. One that is given up makes room again."""
+    with running() as server:
+        for number in (5, 4):
+            connections = [server.connect() for _ in range(number)]
+            for connection in connections:
+                connection.sendall(UNFINISHED)
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+            for connection in connections:
+                connection.sendall(b" " * (60 << 20))
+            refused, _, _ = select.select(connections, [], [], 3)
+            answers = [statuses(connection.recv(1 << 16)) for connection in refused]
+            assert answers == [[503]] * (number - 4)
+            assert server.is_alive()
+            for connection in connections:
+                connection.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -141,5 +142,75 @@ def test_an_entry_that_is_not_optunas_is_named(tmp_path, content):
     planned = plan(open_root(tmp_path), 0)
     file = work_folder(open_root(tmp_path) / "study") / "00000007.json"
     file.write(content)
-    with pytest.raises(DataError, match="00000007.json: not a valid"):
+    with pytest.raises(DataError, match="00000007.json: (this entry|not a valid)"):
         check_pruned(planned)
+
+
+CREATE = {"op_code": 0, "study_name": "search", "directions": [1], "worker_id": "x"}
+TRIAL = {
+    "op_code": 4,
+    "study_id": 0,
+    "worker_id": "x",
+    "datetime_start": "2026-01-01T00:00:00",
+    "state": 0,
+}
+REPORT = {"op_code": 7, "trial_id": 0, "worker_id": "x", "step": 1, "intermediate_value": 0.5}
+PRUNED = {
+    "op_code": 6,
+    "trial_id": 0,
+    "worker_id": "x",
+    "state": 2,
+    "values": None,
+    "datetime_complete": "2026-01-01T00:00:00",
+}
+RANGE = {"low": 0.0, "high": math.inf, "log": False, "step": 0.5}
+TRIALS = [CREATE] + [TRIAL] * SEARCH.trials
+HOSTILE = {
+    "another_name": [CREATE | {"study_name": "theirs"}] + TRIALS[1:],
+    "two_studies": [CREATE, CREATE | {"study_name": "theirs"}, *TRIALS[1:]],
+    "deleted_study": [*TRIALS, {"op_code": 1, "study_id": 0, "worker_id": "x"}],
+    "missing_trial": TRIALS[:1],
+    "text_as_a_figure": [*TRIALS, REPORT | {"intermediate_value": "good"}, PRUNED],
+    "text_as_a_figure_of_another": [
+        *TRIALS,
+        REPORT | {"trial_id": 3, "intermediate_value": "good"},
+        PRUNED | {"trial_id": 3},
+    ],
+    "text_as_a_rung": [
+        *TRIALS,
+        {"op_code": 9, "trial_id": 3, "worker_id": "x", "system_attr": {"completed_rung_0": "x"}},
+    ],
+    "endless_range": [
+        CREATE,
+        TRIAL
+        | {
+            "params": {"a": 0.5},
+            "distributions": {
+                "a": json.dumps({"name": "FloatDistribution", "attributes": RANGE}).replace(
+                    "Infinity", "1e400"
+                )
+            },
+        },
+        *TRIALS[2:],
+    ],
+}
+
+
+@pytest.mark.parametrize("logs", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_journal_is_one_problem_that_names_its_file(tmp_path, logs):
+    """Whatever of it a task reads: the last of these calls needs all entries to be right."""
+    root = open_root(tmp_path)
+    StoreJournal(work_folder(root / "study")).append_logs(logs)
+    planned = PlannedTrial(study=f"{root}/study", number=0, monitor="validation_loss", min_epochs=1)
+    with pytest.raises(DataError, match=r"000\d\.json: this entry.* Remove .*study"):
+        check_pruned(planned)
+        train(planned, [0.5])
+        tell_finished(planned, [0.5], 0.5)
+        create_study(planned, SEARCH, draw_parameters(SEARCH))
+
+
+def test_the_entries_of_the_hostile_journals_are_otherwise_right(tmp_path):
+    root = open_root(tmp_path)
+    StoreJournal(work_folder(root / "study")).append_logs(TRIALS)
+    train(plan(root, 0), [0.5])
+    tell_finished(plan(root, 0), [0.5], 0.5)

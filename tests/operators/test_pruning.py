@@ -19,7 +19,7 @@ from pipeline_ops.cli.commands.explain import _forecast_trials
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.request import PlannedTrial, read_request
-from pipeline_ops.jobs.study import StoreJournal, _open_trial
+from pipeline_ops.jobs.study import StoreJournal, _open_storage, _read_trials
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.storage.open_store import open_path
 
@@ -119,9 +119,11 @@ def test_a_trial_whose_launcher_is_killed_goes_on_with_its_number(dataset, tmp_p
     assert run.record("trial-000").manifest == manifest
     assert max(log["step"] for log in found) < 40
     assert {log["step"] for log in list_figures(run)} >= {1, 40}
-    study, _ = _open_trial(read_trial(run, "trial-000"))
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING"]
-    assert [trial.number for trial in study.trials] == [0, 1]
+    planned = read_trial(run, "trial-000")
+    with _open_storage(planned) as storage:
+        trials = _read_trials(storage, planned)
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "RUNNING"]
+    assert [trial.number for trial in trials] == [0, 1]
 
 
 def list_figures(run: Run) -> list[dict]:

@@ -43,7 +43,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="Address to listen on. Default: 127.0.0.1. TensorBoard asks nobody for a password.",
+        help="Address to listen on. Default: 127.0.0.1. TensorBoard asks nobody for a password. "
+        "With another address, it also answers to any host name, so pages of other sites that a "
+        "browser has open can read it (DNS rebinding).",
     )
     parser.add_argument(
         "--port",
@@ -73,7 +75,8 @@ def tensorboard(arguments: argparse.Namespace) -> int:
             roots = sorted({str(config.root) for config in configs})
             print(f"No training yet below {', '.join(roots)}.", file=sys.stderr)
         address = ["--host", arguments.host, "--port", str(arguments.port)]
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", name, *address]
+        module = "pipeline_ops.cli.tensorboard_server"
+        command = [sys.executable, "-m", module, "--logdir", name, *address]
         with subprocess.Popen(command, preexec_fn=die_with_parent) as process:
             try:
                 while (status := process.poll()) is None:

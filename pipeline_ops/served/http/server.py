@@ -2,8 +2,9 @@
 
 It is Starlette on uvicorn, for smoke tests and demos. It speaks TensorFlow Serving's REST form and
 follows an alias without a restart. It does not replace TensorFlow Serving: it has no batching of
-requests, no gRPC, no TLS and no login, and its only defence against slow clients is a limit on
-connections. For this reason, it listens on this machine alone, except with another `--host`.
+requests, no gRPC, no TLS and no login. Slow clients have limits of time and memory, but can still
+take all connections. For this reason, it listens on this machine alone, except with another
+`--host`.
 
 GET  /                                                    a page for predictions of a picture
 GET  /health                                              200 when a model is loaded, 503 before
@@ -15,6 +16,7 @@ POST /v1/models/NAME[/versions/N|/labels/ALIAS]:predict
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ipaddress
 import json
@@ -24,7 +26,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served.http.model_reloader import LoadedModel, ModelReloader, predict
@@ -44,9 +47,10 @@ from pipeline_ops.served.http.rest import BadRequest
 from pipeline_ops.served.requests import ServerStatistics
 
 MAX_BODY_BYTES = 64 << 20
+_MAX_BYTES_OF_BODIES = 4 * MAX_BODY_BYTES
 _MAX_CONNECTIONS = 64
 _BACKLOG = 128
-_IDLE_SECONDS, _STOP_SECONDS = 15, 10
+_IDLE_SECONDS, _BODY_SECONDS, _STOP_SECONDS = 15, 30.0, 10
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -164,13 +168,107 @@ def _to_json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(json.dumps(value), status, _HEADERS, "application/json")
 
 
-def _make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
+class _Bodies:
+    """Reads the bodies of requests. All that are in memory share one budget of bytes."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self._num_bytes = seconds, 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytearray]:
+        """Yields a body, which takes its part of the budget until the block ends.
+
+        Raises BadRequest if it is too large or comes too slowly, or if there is no room for it.
+        """
+        body = bytearray()
+        try:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await self._fill(body, request)
+            except TimeoutError:
+                raise BadRequest(
+                    f"the body must arrive within {self._seconds:g} s", HTTPStatus.REQUEST_TIMEOUT
+                ) from None
+            yield body
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _fill(self, body: bytearray, request: Request) -> None:
+        too_large = BadRequest(
+            f"the body may have {MAX_BODY_BYTES} bytes at most", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        )
+        # h11 has checked the digits.
+        if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+            raise too_large
+        async for part in request.stream():
+            body += part
+            self._num_bytes += len(part)
+            if len(body) > MAX_BODY_BYTES:
+                raise too_large
+            if self._num_bytes > _MAX_BYTES_OF_BODIES:
+                raise BadRequest(
+                    f"the bodies of all requests may have {_MAX_BYTES_OF_BODIES} bytes together. "
+                    "Send the request again later",
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                )
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if no whole header arrives in time after the last answer.
+
+    uvicorn itself waits for ever once a byte of a request has come. At the limit of connections,
+    a new one takes the place of the one that has been idle for the longest time.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) >= _MAX_CONNECTIONS:
+            others = [each for each in self.connections if isinstance(each, _Connection)]
+            idle = [each for each in others if each is not self and each._can_be_replaced()]
+            if idle:
+                min(idle, key=lambda each: each._idle_since).transport.abort()
+        self._begin_idle()
+
+    def on_response_complete(self) -> None:
+        self._begin_idle()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _begin_idle(self) -> None:
+        self._stop_timer()
+        self._idle_since = self.loop.time()
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _can_be_replaced(self) -> bool:
+        is_sent = self.transport.get_write_buffer_size() == 0
+        return self._is_idle() and is_sent and not self.transport.is_closing()
+
+    def _close_if_idle(self) -> None:
+        if self._is_idle():
+            self.transport.close()  # after what is left of an answer
+
+
+def _make_app(service: Service, allowed_hosts: Collection[str], body_seconds: float) -> Starlette:
     """The application that answers with the responses of a service.
 
     Clients must address it by one of `allowed_hosts`; "*" is any. A browser can be made to resolve
     the name of another site to this machine (DNS rebinding). Then pages of that site could read
     answers.
     """
+    bodies = _Bodies(body_seconds)
     threads = anyio.CapacityLimiter(max(2, min(8, os.cpu_count() or 1)))
 
     async def answer(request: Request) -> Response:
@@ -178,8 +276,8 @@ def _make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
         try:
             if request.method != "POST":
                 return service.get(path)
-            body = await _read_body(request)
-            return await anyio.to_thread.run_sync(service.post, path, body, limiter=threads)
+            async with bodies.read(request) as body:
+                return await anyio.to_thread.run_sync(service.post, path, body, limiter=threads)
         except BadRequest as error:
             return _to_json_response({"error": str(error)}, error.status)
         except ClientDisconnect:
@@ -191,28 +289,20 @@ def _make_app(service: Service, allowed_hosts: Collection[str]) -> Starlette:
     )
 
 
-async def _read_body(request: Request) -> bytes:
-    """Reads the body. Raises BadRequest if it is too large."""
-    body, too_large = bytearray(), HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    error = BadRequest(f"the body may have {MAX_BODY_BYTES} bytes at most", too_large)
-    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:  # h11 has checked the digits
-        raise error
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise error
-    return bytes(body)
-
-
-def make_server(service: Service, allowed_hosts: Collection[str] = ("*",)) -> uvicorn.Server:
+def make_server(
+    service: Service,
+    allowed_hosts: Collection[str] = ("*",),
+    idle_seconds: int = _IDLE_SECONDS,
+    body_seconds: float = _BODY_SECONDS,
+) -> uvicorn.Server:
     """Returns a server. `run(sockets=[listener])` serves until `should_exit` is set.
 
     In the main thread, SIGTERM and Ctrl-C have the same effect as without a server.
     """
     return uvicorn.Server(
         uvicorn.Config(
-            _make_app(service, allowed_hosts),
-            http="h11",
+            _make_app(service, allowed_hosts, body_seconds),
+            http=_Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -223,7 +313,7 @@ def make_server(service: Service, allowed_hosts: Collection[str] = ("*",)) -> uv
             proxy_headers=False,
             backlog=_BACKLOG,
             limit_concurrency=_MAX_CONNECTIONS,
-            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_keep_alive=idle_seconds,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
     )

@@ -174,8 +174,48 @@ def test_the_job_server_is_valid_and_has_the_address_that_the_pipeline_names():
     assert container["image"] == f"apache/beam_flink{version}_job_server:{RUNNER}"
 
 
+def test_flink_is_open_to_its_namespace_by_its_rest_port_alone():
+    """M8. Its pool, whose port nobody outside of the pod uses, starts what a client sends it."""
+    deployment, policy = yaml.safe_load_all((FOLDER / "flink.yaml").read_text())
+    assert validate(policy) == []
+    name, namespace = (deployment["metadata"][key] for key in ("name", "namespace"))
+    assert policy["metadata"]["namespace"] == namespace
+    own = {"matchLabels": {"app": name}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    among_themselves, others = policy["spec"]["ingress"]
+    assert among_themselves == {"from": [{"podSelector": own}]}
+    assert others["ports"] == [{"port": 8081}]
+    assert f"rest_address: http://{name}-rest:8081" in (FOLDER / "flink.yaml").read_text()
+    for peer in others["from"]:
+        assert "namespaceSelector" not in peer or peer["podSelector"]["matchLabels"]
+    page = (CODE_ROOT / "docs" / "flink-and-spark.md").read_text()
+    assert "| 8081 |" in page and "| 50000 |" in page
+
+
+def test_only_flink_has_the_token_that_creates_pods():
+    """M8: the worker beside it runs the authors' stages."""
+    deployment, _ = yaml.safe_load_all((FOLDER / "flink.yaml").read_text())
+    pod = deployment["spec"]["taskManager"]["podTemplate"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    tokens = [
+        volume["name"]
+        for volume in pod["volumes"]
+        for source in volume.get("projected", {"sources": []})["sources"]
+        if "serviceAccountToken" in source
+    ]
+    [token] = tokens
+    with_token = [
+        container["name"]
+        for container in pod["containers"]
+        if token in [mount["name"] for mount in container["volumeMounts"]]
+    ]
+    assert with_token == ["flink-main-container"]
+
+
 def test_the_sidecar_of_flink_is_a_valid_container():
-    manager = read("flink.yaml")["spec"]["taskManager"]
+    deployment, _ = yaml.safe_load_all((FOLDER / "flink.yaml").read_text())
+    manager = deployment["spec"]["taskManager"]
     pod = {"apiVersion": "v1", "kind": "Pod"} | manager["podTemplate"]
     for container in pod["spec"]["containers"]:
         container.setdefault("image", "flink")

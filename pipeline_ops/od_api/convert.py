@@ -80,6 +80,8 @@ _TRIFLES = re.compile(
     r"(clip|box_encodings|output)_\w+|pad_\w+|per_channel_\w+)\b.*"
 )
 """Fields that change the result by little, or of a part that another line names."""
+_LOW_SCORES = (0, 1e-8, 9.99999993922529e-09)
+"""Those of the API's own configs, which keep every box. The last one is 1e-8 in float32."""
 _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
 _PATH = re.compile(r"(train|eval)_input_readers?\b.*\b(label_map_path|input_path)(\[\d+\])?")
 _WRONG_PATHS = {
@@ -119,11 +121,11 @@ class ConvertedConfig:
         network: list[str] = []
         without_effect: list[str] = []
         for leaf in self.unconverted:
-            if _has_no_effect(leaf):
-                fields = without_effect
+            if _NO_EFFECT.fullmatch(leaf.path):
+                without_effect.append(f"{leaf} (line {leaf.line})")
             else:
                 fields = network if _NETWORK.search(leaf.path) else changes
-            fields.append(_describe_message([leaf]))
+                fields.append(_describe_message([leaf]))
         listed = {
             "Not carried over, so the result changes:": [*self.losses, *changes],
             "Settings that became something else:": list(self.notes),
@@ -136,8 +138,9 @@ class ConvertedConfig:
         """Lists what is lost and changes the accuracy: the losses, and fields by their message."""
         messages: dict[str, list[LeafField]] = {}
         for leaf in self.unconverted:
-            patterns = _NETWORK.search(leaf.path), _TRIFLES.fullmatch(leaf.path)
-            is_hidden = any(patterns) or _has_no_effect(leaf)
+            is_low = leaf.path.endswith("score_threshold") and leaf.value in _LOW_SCORES
+            patterns = (_NETWORK.search, _TRIFLES.fullmatch, _NO_EFFECT.fullmatch)
+            is_hidden = is_low or any(matches(leaf.path) for matches in patterns)
             if not is_hidden and (self.is_near or not leaf.path.startswith("model.")):
                 messages.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
         return [*self.losses, *map(_describe_message, messages.values())]
@@ -159,11 +162,6 @@ class ConvertedConfig:
             default_flow_style=None,
         )
         return "\n".join([*lines, sections, *end[1:], ""])
-
-
-def _has_no_effect(leaf: LeafField) -> bool:
-    is_low = leaf.path.endswith("score_threshold") and leaf.value in (0, 1e-8)
-    return is_low or bool(_NO_EFFECT.fullmatch(leaf.path))
 
 
 def _describe_message(leaves: Sequence[LeafField]) -> str:

@@ -36,6 +36,8 @@ _FROZEN = (
     "Frozen statistics need the weights of a trained backbone: set train.warm_start, or "
     "frozen_batch_normalization: false"
 )
+_STRIDE = 128
+"""Pixels between anchors of level 7."""
 _CODE_SIZE = 4
 """The numbers of a box."""
 _CARRIED: dict[str, dict[str, tuple[str, type[int] | type[float], float]]] = {
@@ -64,6 +66,7 @@ _FIXED_SETTINGS: dict[str, dict[str, Scalar]] = {
     "box_predictor.weight_shared_convolutional_box_predictor": {
         "kernel_size": 3,
         "class_prediction_bias_init": -4.6,
+        "share_prediction_tower": False,
     },
     "post_processing": {"score_converter": "SIGMOID"},
 }
@@ -74,6 +77,8 @@ _OTHER_DEFAULTS: dict[str, Scalar] = {
     "post_processing.score_converter": "IDENTITY",
 }
 """The API's defaults for settings that have another value in our model."""
+_SAME = re.compile(r"^(?!.*\.use_).*(anchor|matcher|\.loss\.|normalize_|similarity)")
+"""Fields of anchors, matching and losses."""
 _TASKS = {
     "masks": ("instance_mask", "mask_prediction", "mask_estimation", "mask_height"),
     "keypoints": ("keypoint",),
@@ -151,7 +156,14 @@ def _compare_plans(model: ConfigReader, parameters: dict[str, Any]) -> tuple[str
     if model.message("anchor_generator").has("ssd_anchor_generator"):
         more = ", so about 1.5 times the operations" * (parameters["backbone"] == "MobileNetV2")
         return "SSD", f"other anchors, and a pyramid with levels 3 to 7, as in SSD FPNLite{more}"
-    plan = "the same plan, anchors and losses, with group normalization in pyramid and heads"
+    unlike = [leaf for leaf in model.list_unconverted() if _SAME.search(leaf.path)]
+    same = "anchors and losses of its kind, with the differences that are listed"
+    if not (unlike or any("becomes" in loss for loss in model.root.losses)):
+        same = "the same anchors and losses"
+    plan = (
+        f"{same}. The pyramid takes other layers of the backbone, and has group normalization, as "
+        "the heads have"
+    )
     if parameters.get("bifpn_rounds"):
         return "EfficientDet", plan
     return "SSD FPNLite" if parameters.get("separable") else "SSD with FPN", plan
@@ -223,6 +235,14 @@ def _convert_ssd(model: ConfigReader) -> dict[str, Any]:
                 parameters[key] = message.take(field, kind, default)
     anchors = model.message("anchor_generator")
     _note_anchors(anchors, "ssd_anchor_generator")
+    resizer = model.message("image_resizer.fixed_shape_resizer")
+    sides = [resizer.take(name, int, 300) for name in ("height", "width")]
+    if anchors.has("multiscale_anchor_generator") and any(side % _STRIDE for side in sides):
+        model.note(
+            f"{anchors.path('multiscale_anchor_generator')}: where the size is no multiple of the "
+            "stride, as for level 7 of 320 pixels, the API's anchors begin at the edge. Ours are "
+            "in the middle of each cell"
+        )
     if anchors.has("multiscale_anchor_generator"):
         ratios = anchors.message("multiscale_anchor_generator").take_all("aspect_ratios", float)
         # Width by height in the API.
@@ -280,6 +300,13 @@ def _convert_network(model: ConfigReader) -> dict[str, Any]:
     if has_bifpn:
         parameters["bifpn_rounds"] = bifpn.take("num_iterations", int, 3)
         bifpn.take_equal("combine_method", "fast_attention")
+    if any(
+        str(leaf).endswith("share_prediction_tower: true") for leaf in predictor.iterate_leaves()
+    ):
+        model.note_loss(
+            "Classes and boxes have convolutions of their own in the heads "
+            f"({predictor.path('share_prediction_tower')} is true)"
+        )
     convolutions = predictor.message("conv_hyperparams")
     for name, ours in _ACTIVATIONS.items():
         if convolutions.take_equal("activation", name):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
@@ -62,6 +63,7 @@ class EnumName(str):
 
 
 Scalar = str | int | float | bool
+_MAX_FLOAT32 = 3.4e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +231,23 @@ class LeafField:
             case str() if not isinstance(self.value, EnumName):
                 text = f"'{self.value}'"
             case _:
-                text = str(self.value)
+                text = str(shorten(self.value))
         return f"{self.path}: {text}"
+
+
+def shorten(value: Any) -> Any:
+    """Returns the shortest number with the same float32, and any other value as it is.
+
+    The API's numbers are float32, which its own tools write as 0.07999999821186066 for 0.08.
+    """
+    if type(value) is not float or not abs(value) < _MAX_FLOAT32:
+        return value
+    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 9))
+    return next((each for each in candidates if _pack(each) == _pack(value)), value)
+
+
+def _pack(value: float) -> bytes:
+    return struct.pack("f", value)
 
 
 def describe_values(leaves: Iterable[LeafField]) -> str:
@@ -335,7 +352,7 @@ class ConfigReader:
 
     def take_equal(self, name: str, expected: Scalar) -> bool:
         """Takes a value that equals our setting, and returns whether it does. Others stay."""
-        values = [field.value for _, field in self._iterate_fields(name)]
+        values = [shorten(field.value) for _, field in self._iterate_fields(name)]
         if is_equal := values == [expected]:
             self.mark_taken(name)
         return is_equal
@@ -386,7 +403,7 @@ class ConfigReader:
                 yield self.path(field.name) + number, field
 
     def _validate_kind(self, field: Field, kind: type[_Kind]) -> _Kind:
-        value: object = field.value
+        value: object = shorten(field.value)
         if type(value) is int and (kind is float or (kind is bool and value in (0, 1))):
             value = kind(value)
         if isinstance(value, kind) and (kind is str or type(value) is kind):

@@ -26,10 +26,12 @@ _ADVICE = {
     "pad": "train.input.augment.scale with shift, or mosaic, also varies size and place.",
     "image_scale": "The content does not move in it, as it does in train.input.augment.scale.",
     "color": "train.input.augment has brightness, contrast and saturation.",
-    "hue": "train.input.augment.saturation is the nearest.",
+    "hue": "Hues stay as they are, unless train.input.augment.own changes them.",
 }
 """What may replace a random change of the API that we do not have, by a part of its name."""
 _DEFAULT_RATE = 0.002
+_MIN_VISIBLE = 0.001
+"""The API keeps a box as long as a part of it is in the image."""
 _FLIPPED = 0.5
 """The share of the images that our random flips turn."""
 _TRAIN, _OPTIMIZER = Train.model_fields, Optimizer.model_fields
@@ -82,9 +84,8 @@ def _convert_checkpoint(
         )
         return {"warm_start": os.path.abspath(os.path.expanduser(checkpoint))}
     section.note_loss(
-        f"{place} is not used, so the training starts from random weights, because {problem}. Set "
-        "train.warm_start to a checkpoint of the same backbone, or to a SavedModel or a weights "
-        "file of our model, or of its backbone as keras.applications publishes it."
+        f"{place} is not used, so the training starts from random weights, because {problem}. "
+        "train.warm_start takes one of the same backbone, or weights of keras.applications."
     )
     return {}
 
@@ -305,6 +306,7 @@ def _convert_augmentation(section: ConfigReader) -> dict[str, Any]:
                     is_new
                 ):
                     augmentation["scale"] = _convert_square_crop(change, name, path)
+                    augmentation["min_visible"] = _MIN_VISIBLE
                 case "random_adjust_contrast" | "random_adjust_saturation":
                     key = name.removeprefix("random_adjust_")
                     augmentation[key] = _convert_factor_range(change, path)
@@ -347,7 +349,7 @@ def _convert_square_crop(inner: ConfigReader, name: str, path: str) -> dict[str,
     scale = {"min": _round(min(1.0, max(0.1, low))), "max": _round(max(1.0, min(10.0, high)))}
     inner.note(
         f"{path}: the image appears {scale['min']:g} to {scale['max']:g} times as large, at a "
-        "random place, in the size of the model"
+        "random place, in the size of the model. What is beside it is grey, and black in the API"
     )
     return scale
 

@@ -255,3 +255,36 @@ def check_training(folder: Path, options: dict[str, Any]) -> None:
     file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
     training = PlannedTraining.from_config(load_config(file), sys.executable)
     validate_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
+
+
+def test_the_page_on_the_object_detection_api_lists_the_parameters_of_retinanet():
+    import dataclasses
+    import inspect
+
+    from pipeline_ops.models.anchor_head import AnchorHead
+    from pipeline_ops.models.retinanet import build
+
+    page = (CODE_ROOT / "docs" / "object-detection-api.md").read_text()
+    table = page.partition("## Parameters of `retinanet`")[2].partition("\n\nA network")[0]
+    listed = {}
+    for line in re.findall(r"^\| `.*$", table, re.M):
+        names, defaults = line.split("|")[1:3]
+        values = re.findall(r"\[.*?\]|[^,\s]+", defaults)
+        listed |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    expected = {
+        name: each.default
+        for name, each in inspect.signature(build).parameters.items()
+        if name not in ("image_shape", "num_classes", "head_parameters")
+    }
+    expected |= {
+        each.name: each.default
+        for each in dataclasses.fields(AnchorHead)
+        if each.name not in ("image_size", "num_classes")
+    }
+
+    def show(value):
+        if isinstance(value, bool) or value is None:
+            return {None: "none"}.get(value, str(value).lower())
+        return str(list(value)) if isinstance(value, tuple) else str(value)
+
+    assert listed == {name: show(value) for name, value in expected.items()}

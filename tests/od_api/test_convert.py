@@ -80,8 +80,9 @@ def test_the_result_is_valid_and_says_what_the_file_said(api_folder, capsys):
     said = capsys.readouterr().out
     assert said.startswith(
         f"Wrote {out}\n\nTrains RetinaNet with MobileNetV2, in place of SSD with FPN "
-        "(ssd_mobilenet_v2_fpn_keras): the same plan, anchors and losses, with group normalization "
-        "in pyramid and heads.\n  train_config.fine_tune_checkpoint: 'resnet50.ckpt-1' is not used"
+        "(ssd_mobilenet_v2_fpn_keras): the same anchors and losses. The pyramid takes other layers "
+        "of the backbone, and has group normalization, as the heads have.\n"
+        "  train_config.fine_tune_checkpoint: 'resnet50.ckpt-1' is not used"
     )
     assert (
         "\nCarried over:\n  retinanet; 8 steps of batch 8; sgd, learning rate 0.01\n"
@@ -219,6 +220,37 @@ def test_what_stands_in_for_an_ssd_takes_as_many_more_operations_as_is_said(tmp_
     model = build_model(config, (320, 320, 3), 6, tmp_path, for_training=False)
     ratio = count_operations(model, 320) / count_operations(build_ssd(320, 6), 320)
     assert ratio == pytest.approx(float(told), abs=0.1)
+
+
+def test_numbers_as_the_tools_of_the_api_write_them_are_those_that_people_write(tmp_path):
+    """They are float32 in all their digits."""
+    expanded = {
+        "0.6": "0.6000000238418579",
+        "-4.6": "-4.599999904632568",
+        ".08": "0.07999999821186066",
+        "1e-8": "9.99999993922529e-09",
+        "0.997": "0.996999979019165",
+    }
+    text = FPNLITE
+    for short, long in expanded.items():
+        text = re.sub(rf"(?<=[ :]){re.escape(short)}(?=[ ,\n])", long, text)
+    assert text != FPNLITE
+    found, expected = converted(tmp_path, text), converted(tmp_path, FPNLITE)
+    assert found.sections == expected.sections
+    assert (found.stand_in, found.summarize()) == (expected.stand_in, expected.summarize())
+
+
+def test_the_first_line_does_not_call_the_same_what_is_listed_as_another(tmp_path):
+    same = "the same anchors and losses"
+    assert same in converted(tmp_path, FPNLITE).stand_in
+    for old, new in (
+        ("weighted_sigmoid_focal { alpha: 0.25 gamma: 2.0 }", "weighted_softmax { }"),
+        ("min_level: 3 max_level: 7 anchor_scale", "min_level: 4 max_level: 6 anchor_scale"),
+        ("force_match_for_each_row: true", "force_match_for_each_row: false"),
+        ("normalize_loss_by_num_matches: true", "normalize_loss_by_num_matches: false"),
+    ):
+        assert old in FPNLITE
+        assert same not in converted(tmp_path, FPNLITE.replace(old, new)).stand_in, new
 
 
 def test_what_changes_the_accuracy_has_both_values(tmp_path):

@@ -185,6 +185,15 @@ def test_the_data_are_looked_at(pictures, capsys, overrides, code, message):
     assert (found, message in output) == (code, True), output
 
 
+def test_entries_that_are_left_out_of_a_data_set_that_is_ok_are_told(pictures, capsys):
+    code, output = deep(capsys, pictures)
+    assert code == 0 and "cannot be used" not in output
+    (pictures.parent / "raw" / "0" / "link.png").symlink_to(pictures)
+    code, output = deep(capsys, pictures)
+    assert code == 0
+    assert "1 of 41 entries cannot be used: 1 link_outside (such as 0/link.png" in output, output
+
+
 def test_annotations_without_their_images_are_told_with_count_and_example(pictures, capsys):
     rows = "".join(f"images/{number}.jpg,{number % 2}\n" for number in range(7))
     (pictures.parent / "raw" / "labels.csv").write_text(f"path,label\n{rows}")

@@ -134,7 +134,8 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     validate_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
-    notes = validate_plan(preprocess, source, decision)
+    notes = [source.found.describe_rejects()] if source.found.rejected else []
+    notes += validate_plan(preprocess, source, decision)
     validate_size(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)

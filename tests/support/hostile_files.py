@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -45,6 +46,7 @@ SECONDS, MEMORY_BYTES = 10, 3 << 30
 NUMBERS = [0, 1, -1, 127, -(2**31), 2**31 - 1, 2**32, 2**40, -(2**40), 2**62, 2**63 - 1]
 TEXTS = ["", "\0", "a" * 1001, "é" * 100_000, "9" * 20_000, "-1", "nan", "1e999", "../x", "\ud800"]
 Files = dict[str, bytes]
+PICTURE: bytes = cv2.imencode(".png", np.zeros((9, 9, 3), np.uint8))[1].tobytes()
 
 
 def spoil(rng: random.Random, value: Any) -> Any:
@@ -74,7 +76,7 @@ def make_tar(rng: random.Random) -> tuple[Files, dict]:
     for number in range(3):
         label = spoil(rng, {"label": "cat"}) if hostile == number == 1 else {"label": "cat"}
         text = json.dumps(label).encode()
-        for suffix, content in (("jpg", b"image"), ("json", text)):
+        for suffix, content in (("jpg", PICTURE), ("json", text)):
             header = bytearray(make_info(f"{number}.{suffix}", content).tobuf(tarfile.GNU_FORMAT))
             if hostile == 0 and rng.random() < 0.3:
                 spoil_header(rng, header)
@@ -132,7 +134,7 @@ def make_pax(rng: random.Random) -> bytes:
 def make_parquet(rng: random.Random) -> tuple[Files, dict]:
     number = rng.choice([1, 20, 300])
     labels = ["cat", "dog"] * number
-    columns = {"image": [b"%d" % row * 50 for row in range(2 * number)], "label": labels}
+    columns = {"image": [PICTURE + b"%d" % row * 50 for row in range(2 * number)], "label": labels}
     if rng.random() < 0.2:
         columns["label"] = [rng.choice([None, "a" * 20_000]) for _ in labels]
     file = io.BytesIO()
@@ -257,7 +259,7 @@ def make_zip(rng: random.Random, members: Files) -> bytes:
 OBJECT = "image/object/"
 API_EXAMPLE: dict[str, list] = {
     **{"image/height": [9], "image/width": [9], "image/filename": [b"1.jpg"]},
-    **{"image/encoded": [b"image"], "image/class/label": [1], "image/class/text": [b"cat"]},
+    **{"image/encoded": [PICTURE], "image/class/label": [1], "image/class/text": [b"cat"]},
     **{f"{OBJECT}bbox/{edge}": [0.0, 0.25] for edge in ("ymin", "xmin")},
     **{f"{OBJECT}bbox/{edge}": [0.5, 0.75] for edge in ("ymax", "xmax")},
     **{f"{OBJECT}class/label": [1, 7], f"{OBJECT}class/text": [b"cat", b"dog"]},
@@ -305,10 +307,12 @@ def make_label_map(rng: random.Random) -> bytes:
 
 
 def make_records(rng: random.Random, features: dict[str, list]) -> bytes:
-    """A TFRecord file of three examples, of which one is hostile."""
+    """A TFRecord file of nine examples, of which one is hostile."""
     records = []
-    for number in range(3):
-        own = spoil_features(rng, features) if number == 1 and rng.random() < 0.6 else features
+    for number in range(9):
+        own = {name: [b"%d.jpg" % number] for name in features if name.endswith("/filename")}
+        own = features | own
+        own = spoil_features(rng, own) if number == 1 and rng.random() < 0.6 else own
         data = pack_features(own)
         if number == 1 and rng.random() < 0.3:
             data = spoil_message(rng, data)
@@ -406,7 +410,7 @@ def make_tfds(rng: random.Random) -> tuple[Files, dict]:
     hostile = rng.randrange(3)
     info = spoil(rng, INFO) if hostile == 0 else INFO
     description = spoil(rng, description) if hostile == 1 else description
-    features = {"image": [b"image"], **features}
+    features = {"image": [PICTURE], **features}
     records = make_records(rng, features) if hostile == 2 else frame_example(features)
     files = {
         "dataset_info.json": json.dumps(info).encode(),
@@ -446,14 +450,14 @@ DATA = {"train": ".", "names": ["cat"], "nc": 1}
 
 def make_json(name: str, valid: Any, rng: random.Random, **source: Any) -> tuple[Files, dict]:
     content = json.dumps(spoil(rng, valid)).encode()
-    return {"1.jpg": b"", "1.txt": b"0 .5 .5 .1 .1", name: content}, source
+    return {"1.jpg": PICTURE, "1.txt": b"0 .5 .5 .1 .1", name: content}, source
 
 
 def make_lines(
     name: str, cells: list[str], divider: str, rng: random.Random, **source: Any
 ) -> tuple[Files, dict]:
     text = divider.join(make_text_cells(rng, cells))
-    return {"1.jpg": b"", name: text.encode("utf-8", "replace")}, source
+    return {"1.jpg": PICTURE, name: text.encode("utf-8", "replace")}, source
 
 
 CSV = ["path", "xmin", "ymin", "xmax", "ymax", "label\n1.jpg", "1", "2", "3", "4", "cat"]
@@ -505,10 +509,8 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 def read_source(reader: str, rng: random.Random, folder: Path) -> None:
-    """Reads a source as a job does, and its folder as `trainyard init` does."""
+    """Reads a source as a job does, and writes the first config for it as `trainyard init` does."""
     from beam_jobs.sources import read_records
-    from beam_jobs.sources.folder_view import view_folder
-    from beam_jobs.sources.recognition import recognise
     from pipeline_ops.raw_data.local import list_raw_files
     from pipeline_ops.storage.open_store import open_root
 
@@ -518,8 +520,23 @@ def read_source(reader: str, rng: random.Random, folder: Path) -> None:
     config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
     with contextlib.suppress(DataError):
         read_records(config, list_raw_files(Path(config.folder), open_root(folder) / "listings"))
-    with contextlib.suppress(DataError, ConfigError):
-        recognise(view_folder(raw))
+    write_first_config(raw, folder / "first.yaml")
+
+
+def write_first_config(raw: Path, output: Path) -> None:
+    from pipeline_ops.cli.commands.init import init
+
+    arguments = argparse.Namespace(
+        **{"path": raw, "output": output, "type": None, "source": [], "minutes": 1},
+        **{"weights": None, "no_measure": True, "force": False},
+    )
+    with hidden_output(), contextlib.suppress(DataError, ConfigError):
+        init(arguments)
+
+
+def hidden_output() -> contextlib.AbstractContextManager:
+    """Takes what a command prints, and fails for what UTF-8 does not have."""
+    return contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
 def spoil_config(rng: random.Random, cells: list[str]) -> None:
@@ -554,8 +571,7 @@ def import_config(rng: random.Random, folder: Path) -> None:
         folder, {"train.record": records, "eval.record": records, "labels.pbtxt": label_map}
     )
     arguments = argparse.Namespace(pipeline_config=config, output=folder / "a.yaml", name="")
-    shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with contextlib.redirect_stdout(shown), contextlib.suppress(DataError, ConfigError):
+    with hidden_output(), contextlib.suppress(DataError, ConfigError):
         import_od_api(arguments)
 
 

@@ -24,8 +24,8 @@ from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.sources import TfdsPart, TfdsSource
-from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.limits import MAX_DESCRIPTION_BYTES, check_limit
+from pipeline_ops.errors import DataError, TrainyardError
+from pipeline_ops.raw_data.limits import MAX_CLASSES, MAX_DESCRIPTION_BYTES, check_limit
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.raw_data.raw_file import RawFile
 
@@ -42,12 +42,17 @@ def read_entries(files: SourceFiles, source: TfdsSource) -> Iterator[SourceEntry
         if file.key.rpartition("/")[2] == _FEATURES:
             _check_features(file, listing, source.builder.partition(".")[0])
     with _open_metadata(listing) as folder:
-        builder = _open_prepared_builder(source, listing, folder)
-        schema = _read_schema(builder)
-        for part in source.parts:
-            make_entry = functools.partial(_make_entry, split=part.split, schema=schema)
-            for container in _find_containers(builder, part, files, folder):
-                yield from read_examples(files, container, make_entry)
+        with _translate_builder_errors(source, listing):
+            builder = _open_prepared_builder(source, listing, folder)
+            schema = _read_schema(builder)
+            containers = [
+                (container, part.split)
+                for part in source.parts
+                for container in _find_containers(builder, part, files, folder)
+            ]
+        for container, split in containers:
+            make_entry = functools.partial(_make_entry, split=split, schema=schema)
+            yield from read_examples(files, container, make_entry)
 
 
 def _check_features(file: RawFile, listing: Listing, builder_package: str) -> None:
@@ -90,16 +95,23 @@ def _open_metadata(listing: Listing) -> Iterator[Path]:
         yield folder
 
 
-def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -> Any:
+@contextlib.contextmanager
+def _translate_builder_errors(source: TfdsSource, listing: Listing) -> Iterator[None]:
+    """A builder is user code. TensorFlow Datasets checks no field of the files that describe it."""
     try:
-        builder = make_builder(source.builder, folder.parent)
-        is_prepared = builder.is_prepared()
-    except Exception as error:  # a builder is user code
+        yield
+    except (TrainyardError, MemoryError):
+        raise
+    except Exception as error:
         problem = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         name = f"{source.builder} in {listing.folder}"
         cure = "Prepare it, or correct preprocess.source.builder."
         raise DataError(f"TensorFlow Datasets has no {name}: {problem}. {cure}") from error
-    if not is_prepared:
+
+
+def _open_prepared_builder(source: TfdsSource, listing: Listing, folder: Path) -> Any:
+    builder = make_builder(source.builder, folder.parent)
+    if not builder.is_prepared():
         cure = "Set preprocess.source.download: true, or call download_and_prepare of the builder."
         raise DataError(f"{source.builder} is not prepared in {listing.folder}. {cure}")
     if builder.info.file_format.value != "tfrecord":
@@ -161,6 +173,8 @@ def _read_schema(builder: Any) -> _Schema:
     if has_objects and box_format != "REL_YXYX":
         fault = f"its boxes are {box_format}, need REL_YXYX, the default"
         raise DataError(f"{builder.info.full_name}: {fault}")
+    name, number = builder.info.full_name, label.num_classes or 0
+    check_limit(name, "has", number, MAX_CLASSES, "classes", f"{_AGAIN}.")
     return _Schema(label.names, has_objects)
 
 

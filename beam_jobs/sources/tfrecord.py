@@ -36,6 +36,7 @@ from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.artifacts import manifest
 from pipeline_ops.config.sources import TfrecordSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_TEXT_CHARACTERS, check_limit
 
 _KEYS = (shards.KEY, "image/filename", "image/source_id")
 _TEXT, _BOX_TEXT = "image/class/text", "image/object/class/text"
@@ -149,6 +150,15 @@ def parse_label_map(content: bytes, name: str) -> LabelMap:
         if not item.HasField("id") or item.id < 0 or not label:
             fault = f"an item needs an id from 0 on and a name, got id {item.id} and name {label!r}"
             raise DataError(f"{name}: {fault}")
+        for text in (label, item.name):
+            check_limit(
+                name,
+                f"the item {item.id} has",
+                len(text),
+                MAX_TEXT_CHARACTERS,
+                "characters in its name",
+                "Shorten it.",
+            )
         if other := found.names.get(item.id):
             fault = f"the classes {other!r} and {label!r} have the same id {item.id}"
             raise DataError(f"{name}: {fault}. Give each class its own id.")

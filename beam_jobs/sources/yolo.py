@@ -34,7 +34,11 @@ from beam_jobs.stages.stage import Box, Reject
 from pipeline_ops.config.reading import Location, YamlProblem, read_yaml, reject_nesting
 from pipeline_ops.config.sources import YoloSource
 from pipeline_ops.errors import DataError
-from pipeline_ops.raw_data.limits import MAX_DESCRIPTION_BYTES, MAX_SAMPLE_ANNOTATION_BYTES
+from pipeline_ops.raw_data.limits import (
+    MAX_CLASSES,
+    MAX_DESCRIPTION_BYTES,
+    MAX_SAMPLE_ANNOTATION_BYTES,
+)
 from pipeline_ops.raw_data.raw_file import RawFile, match_without_case
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
@@ -43,7 +47,6 @@ _CLASS_FILE = re.compile(
 )
 _DARKNET_KEYS = {"train": "train", "valid": "val", "test": "test", "names": "names"}
 """Our keys by those of a `.data` file of Darknet."""
-_MAX_CLASSES = 100_000
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _TOLERANCE = 0.01
 """Maximum distance of a coordinate from the range 0 to 1. Ultralytics allows the same."""
@@ -366,7 +369,7 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
         place = f"data, {description.locate('names')},"
         description = _parse_class_file(key, files.read_text(key, place, MAX_DESCRIPTION_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
-    if count is not None and not (type(count) is int and 1 <= count <= _MAX_CLASSES):
+    if count is not None and not (type(count) is int and 1 <= count <= MAX_CLASSES):
         raise description.make_error("must be the number of classes, at least 1.", "nc")
     if names is None and count is not None:
         return {number: f"class_{number}" for number in range(count)}

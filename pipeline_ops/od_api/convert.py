@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import io
 import os
 import re
 import textwrap
@@ -24,7 +25,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto
 from pipeline_ops.od_api.training import convert_training
-from pipeline_ops.raw_data.limits import check_limit
+from pipeline_ops.raw_data.limits import MAX_DESCRIPTION_BYTES, check_limit
 from pipeline_ops.storage.tfrecord import list_record_offsets
 
 _WIDTH = 145
@@ -86,6 +87,7 @@ _SHARDED_NAME = re.compile(r"(?P<name>.+)@(?P<count>\d+)(?P<rest>[^/]*)")
 _PATH = re.compile(r"(train|eval)_input_readers?\b.*\b(label_map_path|input_path)(\[\d+\])?")
 _WRONG_PATHS = {
     "PATH_TO_BE_CONFIGURED": "PATH_TO_BE_CONFIGURED is a placeholder. Set the path.",
+    "\0": "a path has no null character. Correct the path.",
     "://": "only records and label maps in local folders are converted. Copy or mount them, and "
     "change the path.",
 }
@@ -182,8 +184,8 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
     names file, line and field.
     """
     try:
-        check_limit(file, "has", file.stat().st_size, _MAX_BYTES, "bytes", "Correct the path.")
-        text = file.read_text(encoding="utf-8-sig")
+        content = _read_limited(file, _MAX_BYTES).decode("utf-8-sig")
+        text = io.StringIO(content, newline=None).read()  # with one kind of line ends
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{file}:{line}: is not UTF-8: {error}. Save it as UTF-8.") from error
@@ -221,6 +223,15 @@ def convert(file: Path, name: str = "") -> ConvertedConfig:
         tuple(config.list_unconverted()),
         file.name,
     )
+
+
+def _read_limited(file: Path, max_bytes: int) -> bytes:
+    """Raises OSError, and TooLarge also for a device, which has no size and no end."""
+    with open(file, "rb") as stream:
+        content = stream.read(max_bytes + 1)
+        num_bytes = max(len(content), os.fstat(stream.fileno()).st_size)
+    check_limit(file, "has", num_bytes, max_bytes, "bytes", "Correct the path.")
+    return content
 
 
 def _derive_name(file: Path) -> str:
@@ -309,7 +320,7 @@ def _read_label_maps(readers: Sequence[ConfigReader]) -> list[str]:
     label_maps = [path for path in dict.fromkeys(paths) if path]
     if len(label_maps) > 1:
         try:
-            are_equal = len({Path(_to_absolute(path)).read_bytes() for path in label_maps}) == 1
+            are_equal = len({*map(_read_label_map_file, map(_to_absolute, label_maps))}) == 1
         except OSError:
             are_equal = False
         if not are_equal:
@@ -423,9 +434,13 @@ def _find_common_folder(paths: Sequence[str], place: str) -> str:
     return folder
 
 
+def _read_label_map_file(path: str) -> bytes:
+    return _read_limited(Path(path), MAX_DESCRIPTION_BYTES)
+
+
 def _read_label_map(path: str, reader: ConfigReader) -> LabelMap:
     try:
-        return parse_label_map(Path(path).read_bytes(), path)
+        return parse_label_map(_read_label_map_file(path), path)
     except OSError as error:
         raise ConfigError(
             f"{reader.format_location('label_map_path')}: cannot read {path}: {error.strerror}. "

@@ -160,7 +160,7 @@ class _Parser:
 
     def _parse_string(self) -> str:
         """Parses adjacent strings. Escapes of single bytes may together form a character."""
-        text = b""
+        text, (line, column) = b"", self._locate()
         while (token := self._tokens.token).startswith(_QUOTES):
             with contextlib.suppress(ValueError):
                 if _STRING.fullmatch(token):
@@ -170,7 +170,11 @@ class _Parser:
                     self._tokens.NextToken()
                     continue
             raise self._make_error(f"{token} does not end in its line, or has a wrong escape")
-        return text.decode("utf-8", "surrogateescape")
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            problem = f"the text {text[:100]!r} is not UTF-8. Rename what it names, or correct it."
+            raise ConfigError(f"{self._name}:{line}:{column}: {problem}") from None
 
     def _locate(self) -> tuple[int, int]:
         place = self._tokens.ParseError("")

@@ -48,6 +48,8 @@ MAX_ARRAY_ROW_BYTES, MAX_PACKED_ARRAY_BYTES = 512 << 20, 8 << 30
 # Texts
 MAX_TEXT_CHARACTERS = 1000
 """The name of a class or of a group."""
+MAX_CLASSES = 100_000
+"""Classes without names, of which a file has only the number."""
 MAX_PATH_CHARACTERS, MAX_PATH_PARTS = 4096, 64
 MAX_NESTED_LISTS = 10
 """Lists of JSON around the objects in which a field is looked up."""

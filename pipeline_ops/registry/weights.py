@@ -103,11 +103,15 @@ def find_checkpoint_fault(prefix: str) -> str:
     count = data[-1][-5:] if data else "00001"
     for name in ("index", *(f"data-{number:05}-of-{count}" for number in range(int(count)))):
         file = Path(f"{prefix}.{name}")
-        if not file.is_file():
-            return f"there is no {prefix}.{name}"
-        with file.open("rb") as stream:
-            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                return f"{file} is a pointer of Git LFS (`git lfs pull` gets the file)"
+        try:
+            if not file.is_file():
+                return f"there is no {prefix}.{name}"
+            with file.open("rb") as stream:
+                is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+        except OSError as error:
+            return f"{prefix}.{name} cannot be read ({error.strerror})"
+        if is_pointer:
+            return f"{file} is a pointer of Git LFS (`git lfs pull` gets the file)"
     return ""
 
 

@@ -45,6 +45,8 @@ _READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, tf.errors.OpError),
 )
 """What the readers of NumPy, Keras, h5py and TensorFlow raise for a damaged file."""
+_NO_MEMORY = "OOM when allocating"
+"""A part of TensorFlow's message. Its error has the type of too many open files, too."""
 _KERAS_WEIGHTS = "model.weights.h5"
 _MAX_LAYERS = 8
 _MAX_TOP_LAYERS = 3
@@ -96,12 +98,12 @@ def read_warm_start(
                 f"its name must end in {WEIGHTS.rpartition('.')[2]}, h5 or keras, "
                 "or it must be a SavedModel's folder or a checkpoint"
             )
-    except MemoryError as error:  # which would not name the file
-        raise MachineError(
-            f"the process has no memory left for the weights in {path}",
-            "Give the training more memory, or choose a smaller file for train.warm_start.",
-        ) from error
-    except _READ_ERRORS as error:
+    except (MemoryError, *_READ_ERRORS) as error:
+        if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
+            raise MachineError(
+                f"the process has no memory left for the weights in {path}",
+                "Give the training more memory, or choose a smaller file for train.warm_start.",
+            ) from error
         raise make_read_error(
             f"cannot read {path} as weights for train.warm_start", error
         ) from error

@@ -22,7 +22,7 @@ from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.input.framework_internals import freeze_variables
 from pipeline_ops.models import build_model
 from pipeline_ops.od_api.convert import convert
@@ -963,3 +963,36 @@ def test_the_number_of_answers_is_converted(tmp_path, fields, parameter, is_list
     found = converted(tmp_path, text.replace("ssd {", suppression))
     assert found.sections["train"]["model_parameters"].get("max_detections") == parameter
     assert any("max_detections_per_class" in field.path for field in found.unconverted) == is_listed
+
+
+@pytest.mark.parametrize(
+    "old, new, error, message",
+    [
+        ("LABELS", "/dev/zero", DataError, "/dev/zero: has 4194305 bytes, allowed are 4194304"),
+        ("LABELS", "\\000", ConfigError, "a path has no null character. Correct the path."),
+        ("TRAIN", "a\\000b", ConfigError, r"input_path: 'a.b' \(line \d+\): a path has no null "),
+        ("EVAL", "\\377", ConfigError, r"config:\d+:\d+: the text b'.xff' is not UTF-8. Rename"),
+    ],
+)
+def test_a_path_that_leads_to_no_file_is_told(api_folder, old, new, error, message):
+    file = api_folder / "pipeline.config"
+    file.write_text(with_paths(SSD.replace(old, new, 1), api_folder))
+    with pytest.raises(error, match=message):
+        convert(file)
+
+
+def test_a_checkpoint_with_a_name_that_no_file_can_have_is_told(api_folder):
+    file = api_folder / "pipeline.config"
+    file.write_text(file.read_text().replace('"resnet50"', f'"{"a" * 300}"'))
+    converted = convert(file)
+    assert "warm_start" not in converted.sections["train"]
+    problem = f"because {'a' * 300}.ckpt-1.index cannot be read (File name too long)."
+    assert problem in " ".join(converted.losses)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_all_kinds_of_line_ends_give_the_same_lines(api_folder, end):
+    file = api_folder / "pipeline.config"
+    expected = convert(file).to_yaml()
+    file.write_bytes(file.read_text().replace("\n", end).encode())
+    assert convert(file).to_yaml() == expected

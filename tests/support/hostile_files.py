@@ -9,13 +9,16 @@ than `SECONDS` of the processor. It has `MEMORY_BYTES` more address space than b
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
+import gzip
 import io
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -26,19 +29,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from od_api_files import CENTER_NET, SSD, with_paths
 from pydantic import TypeAdapter
 
+from beam_jobs.io.example import _TrainExample
 from pipeline_ops.config.sources import AnySource
 from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.storage.tfrecord import compute_masked_crc, frame_record
 
 SECONDS, MEMORY_BYTES = 10, 3 << 30
 NUMBERS = [0, 1, -1, 127, -(2**31), 2**31 - 1, 2**32, 2**40, -(2**40), 2**62, 2**63 - 1]
 TEXTS = ["", "\0", "a" * 1001, "é" * 100_000, "9" * 20_000, "-1", "nan", "1e999", "../x", "\ud800"]
 Files = dict[str, bytes]
+PICTURE: bytes = cv2.imencode(".png", np.zeros((9, 9, 3), np.uint8))[1].tobytes()
 
 
 def spoil(rng: random.Random, value: Any) -> Any:
@@ -55,10 +63,10 @@ def spoil(rng: random.Random, value: Any) -> Any:
     return rng.choice([None, True, [], {}, nested, [value] * 2000, *NUMBERS, *TEXTS])
 
 
-def make_text_cells(rng: random.Random, cells: list[str]) -> list[str]:
+def make_text_cells(rng: random.Random, cells: list[str], *others: str) -> list[str]:
     """The cells with another one in the place of one."""
     cells = list(cells)
-    cells[rng.randrange(len(cells))] = str(rng.choice([*NUMBERS, *TEXTS, "9" * 5000]))
+    cells[rng.randrange(len(cells))] = str(rng.choice([*NUMBERS, *TEXTS, "9" * 5000, *others]))
     return cells
 
 
@@ -68,7 +76,7 @@ def make_tar(rng: random.Random) -> tuple[Files, dict]:
     for number in range(3):
         label = spoil(rng, {"label": "cat"}) if hostile == number == 1 else {"label": "cat"}
         text = json.dumps(label).encode()
-        for suffix, content in (("jpg", b"image"), ("json", text)):
+        for suffix, content in (("jpg", PICTURE), ("json", text)):
             header = bytearray(make_info(f"{number}.{suffix}", content).tobuf(tarfile.GNU_FORMAT))
             if hostile == 0 and rng.random() < 0.3:
                 spoil_header(rng, header)
@@ -126,7 +134,7 @@ def make_pax(rng: random.Random) -> bytes:
 def make_parquet(rng: random.Random) -> tuple[Files, dict]:
     number = rng.choice([1, 20, 300])
     labels = ["cat", "dog"] * number
-    columns = {"image": [b"%d" % row * 50 for row in range(2 * number)], "label": labels}
+    columns = {"image": [PICTURE + b"%d" % row * 50 for row in range(2 * number)], "label": labels}
     if rng.random() < 0.2:
         columns["label"] = [rng.choice([None, "a" * 20_000]) for _ in labels]
     file = io.BytesIO()
@@ -248,6 +256,178 @@ def make_zip(rng: random.Random, members: Files) -> bytes:
     return bytes(content)
 
 
+OBJECT = "image/object/"
+API_EXAMPLE: dict[str, list] = {
+    **{"image/height": [9], "image/width": [9], "image/filename": [b"1.jpg"]},
+    **{"image/encoded": [PICTURE], "image/class/label": [1], "image/class/text": [b"cat"]},
+    **{f"{OBJECT}bbox/{edge}": [0.0, 0.25] for edge in ("ymin", "xmin")},
+    **{f"{OBJECT}bbox/{edge}": [0.5, 0.75] for edge in ("ymax", "xmax")},
+    **{f"{OBJECT}class/label": [1, 7], f"{OBJECT}class/text": [b"cat", b"dog"]},
+    **{f"{OBJECT}is_crowd": [0, 1], f"{OBJECT}difficult": [0, 1]},
+}
+LABEL_MAP = ["item { id: ", "1", " name: '", "cat", "' } item { id: ", "7", " name: 'dog'"]
+LABEL_MAP += [" display_name: '", "dog", "' keypoints { id: ", "2", " label: '", "x", "' } }"]
+BRACKETS = ["a { " * 5000, "a: [" * 5000, "a < " * 5000, "[" * 5000, "'", '"\\', "#", "\\xff' 'a"]
+
+HOSTILE_PATHS = [
+    '"/dev/zero" ',
+    '"/dev/null" ',
+    '"/" ',
+    '"a@99999999999999" ',
+    '"a@1" ',
+    '"\\000" ',
+]
+HOSTILE_PATHS += [
+    f'"{"*?" * 3000}" ',
+    f'"{"a/" * 3000}" ',
+    '"[" ',
+    '"\\377" ',
+    '"~x/y" ',
+    '"s3://b/c" ',
+]
+
+
+def make_tfrecord(rng: random.Random) -> tuple[Files, dict]:
+    """Records of the Object Detection API, with a label map for some."""
+    task, has_map = rng.choice(["classification", "detection"]), rng.random() < 0.6
+    features = dict(API_EXAMPLE)
+    if has_map and rng.random() < 0.5:
+        del features["image/class/text"], features[f"{OBJECT}class/text"]
+    source = {"type": "tfrecord", "task": task, "parts": [{"files": "a.tfrecord"}]}
+    files = {"a.tfrecord": make_records(rng, features)}
+    if has_map:
+        source["label_map"] = "labels.pbtxt"
+        files["labels.pbtxt"] = make_label_map(rng)
+    return files, source
+
+
+def make_label_map(rng: random.Random) -> bytes:
+    cells = make_text_cells(rng, LABEL_MAP, *BRACKETS) if rng.random() < 0.5 else LABEL_MAP
+    return "".join(cells).encode("utf-8", rng.choice(["replace", "surrogatepass"]))
+
+
+def make_records(rng: random.Random, features: dict[str, list]) -> bytes:
+    """A TFRecord file of nine examples, of which one is hostile."""
+    records = []
+    for number in range(9):
+        own = {name: [b"%d.jpg" % number] for name in features if name.endswith("/filename")}
+        own = features | own
+        own = spoil_features(rng, own) if number == 1 and rng.random() < 0.6 else own
+        data = pack_features(own)
+        if number == 1 and rng.random() < 0.3:
+            data = spoil_message(rng, data)
+        records += [*frame_record(data)]
+    if rng.random() < 0.2:
+        length = (rng.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")
+        records.insert(rng.randrange(len(records)), length + compute_masked_crc(length))
+    content = b"".join(records)
+    return gzip.compress(content) if rng.random() < 0.1 else content
+
+
+def pack_features(features: dict[str, list]) -> bytes:
+    """A tf.train.Example. Values that are neither bytes nor floats are integers."""
+    example = _TrainExample()
+    for name, values in features.items():
+        kinds = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
+        kind = kinds[type(values[0])] if values else "bytes_list"
+        getattr(example.features.feature[name], kind).value.extend(values)
+    data: bytes = example.SerializeToString()
+    return data
+
+
+def spoil_features(rng: random.Random, features: dict[str, list]) -> dict[str, list]:
+    """The features with another list in the place of one, or all with thousands of values."""
+    if rng.random() < 0.1:
+        return {name: values * 2000 for name, values in features.items()}
+    name = rng.choice([*features])
+    value = rng.choice(
+        [
+            *[text.encode("utf-8", "surrogatepass") for text in TEXTS],
+            *[float("nan"), float("inf"), -1e38, 1e-45, 0.5, b"\xff\xfe", *NUMBERS],
+        ]
+    )
+    number = len(features[name])
+    values = rng.choice([[], features[name] * 2000, [value], [value] * number])
+    return {**features, name: values}
+
+
+def spoil_message(rng: random.Random, data: bytes) -> bytes:
+    """The message of protobuf with a hostile byte, number or group at any place."""
+    start = rng.randrange(len(data))
+    varint = b"\xff" * rng.choice([1, 4, 9, 20]) + b"\1"
+    other = rng.choice([rng.randbytes(1), b"", varint, b"\x0b" * 5000, b"\x0a\x00" * 5000])
+    return data[:start] + other + data[start + rng.choice([0, 1, len(data)]) :]
+
+
+FEATURE = "tensorflow_datasets.core.features."
+INFO = {
+    **{"fileFormat": "tfrecord", "moduleName": "pets.pets", "name": "pets", "version": "1.0.0"},
+    "splits": [
+        {
+            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+            **{"name": "train", "numBytes": "99", "shardLengths": ["3"]},
+        }
+    ],
+}
+BOX = {"boundingBox": {"bboxFormat": "REL_YXYX", "dtype": "float32"}}
+BOX["boundingBox"]["shape"] = {"dimensions": ["4"]}  # type: ignore[assignment]
+
+
+def describe_feature(name: str, **values: Any) -> dict[str, Any]:
+    return {"pythonClassName": FEATURE + name, **values}
+
+
+def describe_features(**features: Any) -> dict[str, Any]:
+    return describe_feature("features_dict.FeaturesDict", featuresDict={"features": features})
+
+
+IMAGE_SHAPE = {"dtype": "uint8", "encodingFormat": "png"}
+IMAGE = describe_feature("image_feature.Image", image=IMAGE_SHAPE)
+IMAGE["image"]["shape"] = {"dimensions": ["-1", "-1", "3"]}
+CLASS = describe_feature("class_label_feature.ClassLabel", classLabel={"numClasses": "2"})
+OBJECTS = describe_features(
+    bbox=describe_feature("bounding_boxes.BBoxFeature", **BOX),
+    label=CLASS,
+    is_crowd=describe_feature("tensor_feature.Tensor", tensor={"shape": {}, "dtype": "bool"}),
+)
+SEQUENCE = describe_feature(
+    "sequence_feature.Sequence", sequence={"feature": OBJECTS, "length": "-1"}
+)
+
+
+def make_tfds(rng: random.Random) -> tuple[Files, dict]:
+    """A prepared data set of TensorFlow Datasets, some without the names of their classes."""
+    if is_detection := rng.random() < 0.5:
+        description = describe_features(image=IMAGE, objects=SEQUENCE)
+        features = {"objects/label": [0, 1], "objects/bbox": [0.0, 0.25, 0.5, 0.75] * 2}
+        features["objects/is_crowd"] = [0, 1]
+    else:
+        description = describe_features(image=IMAGE, label=CLASS)
+        features = {"label": [1]}
+    names = "\n".join(
+        make_text_cells(rng, ["cat", "dog"]) if rng.random() < 0.2 else ["cat", "dog"]
+    )
+    hostile = rng.randrange(3)
+    info = spoil(rng, INFO) if hostile == 0 else INFO
+    description = spoil(rng, description) if hostile == 1 else description
+    features = {"image": [PICTURE], **features}
+    records = make_records(rng, features) if hostile == 2 else frame_example(features)
+    files = {
+        "dataset_info.json": json.dumps(info).encode(),
+        "features.json": json.dumps(description).encode(),
+        "pets-train.tfrecord-00000-of-00001": records,
+    }
+    if rng.random() < 0.5:
+        labels = "objects-label.labels.txt" if is_detection else "label.labels.txt"
+        files[labels] = names.encode("utf-8", "replace")
+    source = {"type": "tfds", "builder": "pets", "parts": [{"name": "train"}]}
+    return {f"pets/1.0.0/{name}": content for name, content in files.items()}, source
+
+
+def frame_example(features: dict[str, list]) -> bytes:
+    return b"".join(frame_record(pack_features(features))) * 3
+
+
 COCO = {
     "images": [{"id": 1, "file_name": "1.jpg", "width": 9, "height": 9}],
     "categories": [{"id": 1, "name": "cat"}],
@@ -270,14 +450,14 @@ DATA = {"train": ".", "names": ["cat"], "nc": 1}
 
 def make_json(name: str, valid: Any, rng: random.Random, **source: Any) -> tuple[Files, dict]:
     content = json.dumps(spoil(rng, valid)).encode()
-    return {"1.jpg": b"", "1.txt": b"0 .5 .5 .1 .1", name: content}, source
+    return {"1.jpg": PICTURE, "1.txt": b"0 .5 .5 .1 .1", name: content}, source
 
 
 def make_lines(
     name: str, cells: list[str], divider: str, rng: random.Random, **source: Any
 ) -> tuple[Files, dict]:
     text = divider.join(make_text_cells(rng, cells))
-    return {"1.jpg": b"", name: text.encode("utf-8", "replace")}, source
+    return {"1.jpg": PICTURE, name: text.encode("utf-8", "replace")}, source
 
 
 CSV = ["path", "xmin", "ymin", "xmax", "ymax", "label\n1.jpg", "1", "2", "3", "4", "cat"]
@@ -292,6 +472,8 @@ SOURCES: dict[str, Callable[[random.Random], tuple[Files, dict]]] = {
     "webdataset": make_tar,
     "parquet": make_parquet,
     "npz": make_npz,
+    "tfrecord": make_tfrecord,
+    "tfds": make_tfds,
     "coco": functools.partial(
         make_json, "a.json", COCO, type="coco", parts=[{"annotations": "a.json"}]
     ),
@@ -320,23 +502,77 @@ SOURCES: dict[str, Callable[[random.Random], tuple[Files, dict]]] = {
 }
 
 
+def write_files(folder: Path, files: Files) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def read_source(reader: str, rng: random.Random, folder: Path) -> None:
-    """Reads a source as a job does, and its folder as `trainyard init` does."""
+    """Reads a source as a job does, and writes the first config for it as `trainyard init` does."""
     from beam_jobs.sources import read_records
-    from beam_jobs.sources.folder_view import view_folder
-    from beam_jobs.sources.recognition import recognise
     from pipeline_ops.raw_data.local import list_raw_files
     from pipeline_ops.storage.open_store import open_root
 
     (raw := folder / "raw").mkdir()
     files, source = SOURCES[reader](rng)
-    for name, content in files.items():
-        (raw / name).write_bytes(content)
+    write_files(raw, files)
     config = TypeAdapter(AnySource).validate_python({"path": str(raw), **source})
     with contextlib.suppress(DataError):
-        read_records(config, list_raw_files(raw, open_root(folder) / "listings"))
-    with contextlib.suppress(DataError, ConfigError):
-        recognise(view_folder(raw))
+        read_records(config, list_raw_files(Path(config.folder), open_root(folder) / "listings"))
+    write_first_config(raw, folder / "first.yaml")
+
+
+def write_first_config(raw: Path, output: Path) -> None:
+    from pipeline_ops.cli.commands.init import init
+
+    arguments = argparse.Namespace(
+        **{"path": raw, "output": output, "type": None, "source": [], "minutes": 1},
+        **{"weights": None, "no_measure": True, "force": False},
+    )
+    with hidden_output(), contextlib.suppress(DataError, ConfigError):
+        init(arguments)
+
+
+def hidden_output() -> contextlib.AbstractContextManager:
+    """Takes what a command prints, and fails for what UTF-8 does not have."""
+    return contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+
+
+def spoil_config(rng: random.Random, cells: list[str]) -> None:
+    """Replaces any part of a config, or a number or text in it, so that its syntax stays right."""
+    values = [number for number, cell in enumerate(cells) if re.match(r"[\d\"'.-]", cell)]
+    if rng.random() < 0.3:
+        cells[:] = make_text_cells(rng, cells, *BRACKETS, *HOSTILE_PATHS, "a: 1\n" * 2000)
+        return
+    place = rng.choice(values)
+    texts = [f'"{text}"' for text in TEXTS]
+    numbers = [*NUMBERS, "nan", "inf", "-inf", "1e999", "1e-999", "1e300", "-0.0", "9" * 5000]
+    others = [numbers, [*texts, *HOSTILE_PATHS], ["a { } " * 2000, "[" + "1, " * 2000 + "1]"]]
+    is_text = cells[place][0] in "'\""
+    chosen = others[1 if is_text else 0] if rng.random() < 0.8 else others[2]
+    cells[place] = str(rng.choice(chosen))
+
+
+def import_config(rng: random.Random, folder: Path) -> None:
+    """Imports a config of the Object Detection API, as `trainyard import-od-api` does."""
+    from pipeline_ops.cli.commands.import_od_api import import_od_api
+
+    cells = re.sub("#.*", "", rng.choice([SSD, CENTER_NET])).split()
+    hostile = rng.randrange(6)
+    if hostile > 1:
+        spoil_config(rng, cells)
+    records = make_records(rng, API_EXAMPLE) if hostile == 0 else frame_example(API_EXAMPLE)
+    label_map = make_label_map(rng) if hostile == 1 else "".join(LABEL_MAP).encode()
+    text = with_paths(" ".join(cells), folder, "train.record")
+    config = folder / "pipeline.config"
+    config.write_bytes(text.encode("utf-8", rng.choice(["replace", "surrogatepass"])))
+    write_files(
+        folder, {"train.record": records, "eval.record": records, "labels.pbtxt": label_map}
+    )
+    arguments = argparse.Namespace(pipeline_config=config, output=folder / "a.yaml", name="")
+    with hidden_output(), contextlib.suppress(DataError, ConfigError):
+        import_od_api(arguments)
 
 
 @functools.cache
@@ -399,10 +635,13 @@ def spoil_hdf5(rng: random.Random, file: Path) -> None:
 def read_seed(reader: str, seed: int) -> None:
     rng = random.Random(f"{reader} {seed}")
     with tempfile.TemporaryDirectory() as folder:
-        if reader == "weights":
-            read_weights(rng, Path(folder))
-        else:
+        if reader in SOURCES:
             read_source(reader, rng, Path(folder))
+        else:
+            OTHERS[reader](rng, Path(folder))
+
+
+OTHERS = {"weights": read_weights, "od_api": import_config}
 
 
 def main(reader: str, first: int, count: int) -> None:

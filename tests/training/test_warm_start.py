@@ -6,16 +6,21 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import os
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
 
 import h5py
+import little_memory
 import numpy as np
 import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
 
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.raw_data.limits import TooLarge
 from pipeline_ops.storage.open_store import open_path
@@ -571,6 +576,37 @@ def test_a_damaged_file_of_every_kind_is_named(suffix, tmp_path):
         file.write_bytes(content)
         with pytest.raises(DataError, match=f"cannot read .*model.{suffix} as weights for train"):
             read_start(file)
+
+
+@pytest.mark.parametrize("kind", ["npz", "weights.h5", "keras"])
+def test_a_lack_of_memory_is_one_of_the_machine_and_names_the_file(kind, tmp_path):
+    command = [sys.executable, little_memory.__file__, kind, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(CODE_ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    place = tmp_path / f"w8192.{kind}"
+    expected = f"MachineError: the process has no memory left for the weights in {place}. Give"
+    assert done.stdout.startswith(expected), (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "message, problem",
+    [
+        ("OOM when allocating tensor with shape[9]", "the process has no memory left for the wei"),
+        ("a.h5; Too many open files", "cannot read .*a.h5 as weights .*; Too many open files. Rep"),
+    ],
+)
+def test_exhausted_resources_of_tensorflow_are_memory_or_the_disk(tmp_path, message, problem):
+    import tensorflow as tf
+
+    from pipeline_ops.training.warm_start import read_warm_start
+
+    def fail():
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    net().save_weights(tmp_path / "a.weights.h5")
+    file = (tmp_path / "a.weights.h5").rename(tmp_path / "a.h5")
+    with pytest.raises(MachineError, match=problem):
+        read_warm_start(str(file), net(), net().get_weights(), fail)
 
 
 def make_base():

@@ -15,7 +15,7 @@ import pytest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "25"))
-READERS = [*hostile_files.SOURCES, "weights"]
+READERS = [*hostile_files.SOURCES, *hostile_files.OTHERS]
 
 
 def read_files(reader: str, first: int, count: int) -> None:

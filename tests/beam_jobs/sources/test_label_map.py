@@ -80,6 +80,11 @@ def test_the_background_of_the_api_is_no_class_of_a_detector(first, names):
         (b"item { id: 1 id: 2 name: 'a' }", "not a label map"),
         (b"item { id: 1 name: 'a' x " + b"{ x " * 50_000, "not a label map"),
         (b"item { id: 1 name: '\\377' }", "not a label map"),
+        (
+            b"item { id: 4 name: '%b' }" % (b"a" * 1001),
+            "the item 4 has 1001 characters in its name, allowed are 1000",
+        ),
+        (b"item { id: 4 display_name: 'a' name: '%b' }" % (b"a" * 1001), "item 4 has 1001"),
     ],
 )
 def test_what_is_no_label_map_is_told_with_the_place(content, message):

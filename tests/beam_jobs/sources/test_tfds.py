@@ -233,11 +233,27 @@ def test_another_file_format_is_told(read, cells, tmp_path):
         read("my_cells", "train", path=tmp_path)
 
 
+@pytest.fixture
+def copy(data_dir, tmp_path) -> Path:
+    """A prepared data set `cells` without code, which its files describe. A test may change it."""
+    folder = tmp_path / "copy"
+    shutil.copytree(data_dir / "my_cells", folder / "cells")
+    for file in folder.rglob("my_cells-*"):
+        file.rename(file.with_name(file.name.replace("my_cells", "cells")))
+    replace_in(folder, "dataset_info.json", '"my_cells"', '"cells"')
+    return folder
+
+
+def replace_in(folder: Path, name: str, old: str, new: str) -> None:
+    [file] = folder.rglob(name)
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize("kind", ["pythonClassName", "type"])
-def test_a_prepared_data_set_imports_no_module_of_its_choice(data_dir, read, tmp_path, kind):
+def test_a_prepared_data_set_imports_no_module_of_its_choice(copy, read, kind):
     """F12: TensorFlow Datasets imports the module of each feature that `features.json` names."""
-    copy = tmp_path / "copy"
-    shutil.copytree(data_dir / "my_cells", copy / "my_cells")
     [file] = copy.rglob("features.json")
     features = json.loads(file.read_text())
     features["featuresDict"]["features"]["image"] = {kind: "antigravity.Image"}
@@ -246,5 +262,43 @@ def test_a_prepared_data_set_imports_no_module_of_its_choice(data_dir, read, tmp
         DataError,
         match=("features.json: the feature 'antigravity.Image' is not one of TensorFlow Datasets"),
     ):
-        read("my_cells", "train", path=copy)
+        read("cells", "train", path=copy)
     assert "antigravity" not in sys.modules
+
+
+def test_classes_without_names_are_their_numbers_and_have_a_limit(copy, read):
+    """A number in a file of 3 kB made TensorFlow Datasets build a list of that many texts."""
+    [names] = copy.rglob("*.labels.txt")
+    names.unlink()
+    records, rejected, _ = read("cells", "train", path=copy)
+    assert {box.label for record in records.values() for box in record.boxes} == {"0", "1"}
+    assert not rejected
+    replace_in(copy, "features.json", '"numClasses": "2"', f'"numClasses": "{1 << 40}"')
+    with pytest.raises(DataError, match="cells/1.2.0: has 1099511627776 classes, allowed are"):
+        read("cells", "train", path=copy)
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ('"name": "cells"', '"name": ""', "ValueError: Could not format template"),
+        ("{DATASET}-{SPLIT}", "/etc/{SPLIT}", "ValueError: .* is not in the subpath of "),
+    ],
+)
+def test_a_field_that_tensorflow_datasets_reads_late_is_an_error_of_the_data(
+    copy, read, old, new, problem
+):
+    replace_in(copy, "dataset_info.json", old, new)
+    with pytest.raises(DataError, match=f"TensorFlow Datasets has no cells in .*: {problem}"):
+        read("cells", "train", path=copy)
+
+
+def test_a_lack_of_memory_in_a_builder_is_no_error_of_the_data(read, cells, data_dir, monkeypatch):
+    (data_dir / "hungry").mkdir()
+
+    def fail(**_):
+        raise MemoryError
+
+    monkeypatch.setattr(cells, "Hungry", fail, raising=False)
+    with pytest.raises(MemoryError):
+        read("cells_builder.Hungry", "train")

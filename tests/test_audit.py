@@ -1,4 +1,4 @@
-"""What `make audit` finds among the locked packages, without the network."""
+"""The findings of `make audit` about the locked packages, without the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file from outside may cost: the limits of all readers of raw data and of weights.
+"""The limits of what a file from outside may cost, for all readers of raw data and of weights.
 
 A file of a few kilobytes can declare billions of rows, or unpack to gigabytes. Every reader checks
 what a file declares before it allocates or loops. The limits are far above what data sets need,

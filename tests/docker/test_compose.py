@@ -1,4 +1,4 @@
-"""What each container of docker/compose.yaml may do, and the secrets that it has."""
+"""The rights and the secrets of each container of docker/compose.yaml."""
 
 from __future__ import annotations
 

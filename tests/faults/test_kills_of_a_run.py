@@ -27,8 +27,8 @@ from pipeline_ops.registry.registry import Registry
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 KILLS = int(os.environ.get("TRAINYARD_KILLS", "3"))
-SECONDS = 60
-"""About the length of a run on two cores."""
+SECONDS = 30
+"""A little less than a run takes on two cores, so that most kills meet one."""
 VICTIMS = {
     "the command": lambda words: "pipeline_ops.cli.main" in words,
     "airflow": lambda words: any("airflow" in word for word in words),

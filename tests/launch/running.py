@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from pipeline_ops.artifacts.manifest import find_damage, read_manifest
 from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event
 from pipeline_ops.jobs.places.place import HOSTS_VARIABLE
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
 from pipeline_ops.jobs.request import read_status
@@ -74,6 +75,42 @@ def make_agent_spec(folder: Path, **values: object) -> AgentSpec:
         }
         | values
     )
+
+
+class Agent:
+    """One agent and the pipe to it."""
+
+    def __init__(self, spec: AgentSpec):
+        self.spec = spec
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", AGENT_MODULE, spec.run],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.process.stdin.write(spec.model_dump_json().encode() + b"\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.__exit__(*error)
+
+    def order(self, **values: object) -> None:
+        self.process.stdin.write(Command(**values).model_dump_json().encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hears(self, kind: str) -> Event:
+        for line in self.process.stdout:
+            if (event := Event.parse(line)) and event.event == kind:
+                return event
+        raise AssertionError(f"the agent ended without the event {kind}")
+
+    def below(self) -> list[int]:
+        """The processes that it has started."""
+        return [pid for pid in pids() if environment(pid).get("TRAINYARD_RUN") == self.spec.run]
 
 
 @contextlib.contextmanager

@@ -15,15 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.running import command, environment, make_agent_spec, pids, wait_until
+from launch.running import Agent, command, environment, make_agent_spec, pids, wait_until
 
 from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import (
     AGENT_MODULE,
     FORK_SERVER,
-    AgentSpec,
-    Command,
     Event,
     HostReport,
 )
@@ -54,37 +52,7 @@ def agent(tmp_path):
 
     yield start
     for one in started:
-        one.process.kill()
-        one.process.wait()
-
-
-class Agent:
-    """One agent and the pipe to it."""
-
-    def __init__(self, spec: AgentSpec):
-        self.spec = spec
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", AGENT_MODULE, spec.run],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self.process.stdin.write(spec.model_dump_json().encode() + b"\n")
-        self.process.stdin.flush()
-
-    def order(self, **values: object) -> None:
-        self.process.stdin.write(Command(**values).model_dump_json().encode() + b"\n")
-        self.process.stdin.flush()
-
-    def hears(self, kind: str) -> Event:
-        for line in self.process.stdout:
-            if (event := Event.parse(line)) and event.event == kind:
-                return event
-        raise AssertionError(f"the agent ended without the event {kind}")
-
-    def below(self) -> list[int]:
-        """The processes that it has started."""
-        return [pid for pid in pids() if environment(pid).get("TRAINYARD_RUN") == self.spec.run]
+        one.__exit__(None, None, None)
 
 
 def test_an_agent_tells_what_its_host_is_like_and_finds_ports(agent):

@@ -14,7 +14,7 @@ import pytest
 from config_files import write_config
 from launch.network import Network, why_not
 from launch.on_bucket import BucketJob, bucket_jobs, upload_dataset
-from launch.running import RunningJob, make_agent_spec, starting, wait_until
+from launch.running import Agent, RunningJob, make_agent_spec, starting, wait_until
 from listeners import ListenerMonitor
 
 from pipeline_ops.artifacts.layout import Attempt
@@ -264,16 +264,11 @@ def test_an_agent_leaves_the_network_where_servers_of_tensorflow_will_listen(
     tmp_path, isolation, is_isolated
 ):
     spec = make_agent_spec(tmp_path, isolation=isolation)
-    argv = [sys.executable, "-m", AGENT_MODULE, spec.run]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as agent:
-        agent.stdin.write(spec.model_dump_json().encode() + b"\n")
-        agent.stdin.flush()
-        assert Event.parse(agent.stdout.readline()).event == "hello"
-        namespace = os.readlink(f"/proc/{agent.pid}/ns/net")
-        interfaces = Path(f"/proc/{agent.pid}/net/dev").read_text()
-        agent.stdin.close()
+    with Agent(spec) as agent:
+        agent.hears("hello")
+        process = Path(f"/proc/{agent.process.pid}")
+        namespace = os.readlink(process / "ns/net")
+        interfaces = (process / "net/dev").read_text()
     assert (namespace != os.readlink("/proc/self/ns/net")) == is_isolated
     if is_isolated:
         assert [line.split(":")[0].strip() for line in interfaces.splitlines() if ":" in line] == [

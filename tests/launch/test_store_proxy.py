@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 from launch import in_namespace
-from launch.running import find_by_text, make_agent_spec, wait_until
+from launch.running import Agent, find_by_text, make_agent_spec, wait_until
 from object_servers.fault_proxy import FaultProxy
 from object_servers.fixtures import set_environment
 
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
 from pipeline_ops.launch.store_proxy import StoreProxy
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_options import (
@@ -274,14 +273,10 @@ def test_a_proxy_of_the_environment_is_asked_as_other_programs_do(proxy, monkeyp
 def test_an_agent_and_its_proxy_end_together(tmp_path, killed):
     (tmp_path / "token").touch()
     spec = make_agent_spec(tmp_path, isolation="always", stored_attempt="s3://bucket/attempt")
-    argv = [sys.executable, "-m", AGENT_MODULE, spec.run]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as agent:
-        agent.stdin.write(spec.model_dump_json().encode() + b"\n")
-        agent.stdin.flush()
-        assert Event.parse(agent.stdout.readline()).event == "hello"
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    with Agent(spec) as agent:
+        agent.hears("hello")
+        own = agent.process.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
         [pid] = [
             int(child)
             for child in children
@@ -289,10 +284,10 @@ def test_an_agent_and_its_proxy_end_together(tmp_path, killed):
         ]
         assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
         os.kill(pid, signal.SIGTERM)  # that of a gang that is asked to end
-        os.kill(agent.pid if killed == "agent" else pid, signal.SIGKILL)
+        os.kill(own if killed == "agent" else pid, signal.SIGKILL)
         wait_until(lambda: not find_by_text(str(tmp_path)))
         if killed == "proxy":
-            text = agent.stderr.read().decode()
+            text = agent.process.stderr.read().decode()
             assert "the process by which the gang reaches the store has ended" in text
 
 

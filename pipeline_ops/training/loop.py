@@ -266,7 +266,7 @@ class Loop(abc.ABC):
             return differentiate(0, features, labels)
 
         def add_next(number: tf.Tensor, total: PartResult) -> Any:
-            part = differentiate(number, *slice_batch((features, labels), number, count))
+            part = differentiate(number, *cut_batch((features, labels), number, count))
             return number + 1, tf.nest.map_structure(operator.add, total, part)
 
         nothing = PartResult(
@@ -373,7 +373,7 @@ def are_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
 
-def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
+def cut_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
     """Returns one of `count` parts of every tensor. Their sizes differ by one example at most."""
 
     def slice_tensor(values: tf.Tensor) -> tf.Tensor:
@@ -647,7 +647,7 @@ class SynchronousLoop(Loop):
         """
         part, count = get_replica_index() % self._local_replicas, self._local_replicas
         with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
-            return slice_batch(batch, part, count)
+            return cut_batch(batch, part, count)
 
     def _accumulate_parts(self, step: tf.Tensor, features: Any, labels: Any) -> PartResult:
         return self._accumulate(functools.partial(self._differentiate, step), features, labels)

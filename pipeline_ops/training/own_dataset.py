@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.reading import SplitShards, slice_batch
+from pipeline_ops.input.batches import find_worker_slice
+from pipeline_ops.input.reading import SplitShards
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
@@ -181,7 +182,8 @@ class OwnInputPipeline(InputPipeline):
                 f"({config.batch_size}). Lower train.{config.batch_key}."
             )
         report(f"{self._name} has {total} examples. {config.dataset_remark}")
-        self._split, self._slice = SplitShards((), total, 0), slice_batch(*shard, config.batch_size)
+        self._split = SplitShards((), total, 0)
+        self._slice = find_worker_slice(*shard, config.batch_size)
         self._set_length()
         self._open_validation(dataset, task, shard, dataset.cache.limit_bytes)
 

@@ -215,7 +215,8 @@ def check_labels(
     if task == "classification" and len(class_names) < 2:
         found = f"only {class_names[0]}" if class_names else "none"
         fault = f"{source}: a classifier needs two classes or more, found {found}"
-        raise DataError(fault, "Add images of another class, or correct preprocess.source.")
+        cure = "Add images of another class, or correct preprocess.source or preprocess.stages."
+        raise DataError(fault, cure)
     missing = [name for name in class_names if not labels["train"].get(name)]
     if len(class_names) - len(missing) < (1 if task == "detection" else 2):
         name = missing[0]

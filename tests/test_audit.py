@@ -18,34 +18,64 @@ _specification.loader.exec_module(audit)
 PYPI = {"ecosystem": "PyPI", "name": "Some.Package"}
 
 
-def find(tmp_path: Path, version: str, affected: dict, **advisory) -> list[str]:
+def read(tmp_path: Path, version: str, content: object) -> object:
     export = tmp_path / "all.zip"
-    content = {"id": "PYSEC-1", "summary": "bad", "affected": [affected], **advisory}
     with zipfile.ZipFile(export, "w") as archive:
+        archive.writestr("readme.txt", "")
         archive.writestr("PYSEC-1.json", json.dumps(content))
-    return list(audit.find_advisories([audit.Pin("some-package", version)], export))
+    return audit.read_export([audit.Pin("some-package", version)], export)
+
+
+def find(tmp_path: Path, version: str, affected: dict, **advisory) -> list[str]:
+    content = {"id": "PYSEC-1", "summary": "bad", "affected": [affected], **advisory}
+    return read(tmp_path, version, {"modified": "2026-01-02", **content}).findings
 
 
 @pytest.mark.parametrize(
-    ("events", "affected"),
+    ("events", "told"),
     [
-        ([{"introduced": "0"}, {"fixed": "1.10.0"}], True),
-        ([{"introduced": "0"}, {"fixed": "1.9"}], False),
-        ([{"introduced": "0"}, {"last_affected": "1.9.0"}], True),
-        ([{"introduced": "0"}, {"last_affected": "1.8"}], False),
-        ([{"introduced": "0"}, {"fixed": "1.2"}, {"introduced": "1.9"}], True),
-        ([{"introduced": "2.0"}], False),
+        ([{"introduced": "0"}, {"fixed": "1.10.0"}], "fixed in 1.10.0"),
+        ([{"introduced": "0"}, {"fixed": "1.9"}], None),
+        ([{"introduced": "0"}, {"last_affected": "1.9.0"}], "no fixed version is known"),
+        ([{"introduced": "0"}, {"last_affected": "1.8"}], None),
+        ([{"introduced": "0"}, {"fixed": "1.2"}, {"introduced": "1.9"}], "no fixed version"),
+        ([{"introduced": "2.0"}], None),
+        ([{"fixed": "1.8"}, {"introduced": "0"}], None),
+        ([{"introduced": "0"}, {"limit": "*"}, {"fixed": "2"}], "fixed in 2"),
+        ([{"introduced": "0"}, {"fixed": "unknown"}], "no fixed version is known"),
+        ([{"introduced": "unknown"}, {"fixed": "2"}], "bounds unknown cannot be compared"),
     ],
 )
-def test_an_advisory_of_a_range_of_versions_is_found(tmp_path, events, affected):
+def test_an_advisory_of_a_range_of_versions_is_found(tmp_path, events, told):
     ranges = [{"type": "ECOSYSTEM", "events": events}]
-    found = find(tmp_path, "1.9.0", {"package": PYPI, "ranges": ranges})
-    assert found == (["some-package 1.9.0: PYSEC-1 bad"] if affected else [])
+    found = find(tmp_path, "1.9.0", {"package": PYPI, "ranges": ranges}, aliases=["CVE-1"])
+    assert len(found) == bool(told)
+    assert not told or found[0].startswith("some-package 1.9.0: PYSEC-1 CVE-1, ")
+    assert not told or told in found[0]
+
+
+def test_an_old_range_does_not_end_another_one(tmp_path):
+    ranges = [
+        {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "5"}]},
+        {"type": "ECOSYSTEM", "events": [{"introduced": "1"}, {"fixed": "1.2"}]},
+    ]
+    assert find(tmp_path, "1.9.0", {"package": PYPI, "ranges": ranges})
+
+
+@pytest.mark.parametrize("content", [{}, [], {"id": "X", "affected": 3, "modified": "2026"}])
+def test_an_export_without_advisories_is_no_clean_result(tmp_path, content):
+    with pytest.raises(audit.Unreadable, match=r"all.zip.* (no advisory)"):
+        read(tmp_path, "1", content)
+    for path in (tmp_path, tmp_path / "missing.zip", Path(__file__)):
+        with pytest.raises(audit.Unreadable, match="is no export of OSV"):
+            audit.read_export([], path)
 
 
 def test_an_advisory_of_listed_versions_is_found_unless_it_is_of_others_or_withdrawn(tmp_path):
     listed = {"package": PYPI, "versions": ["1.9.0"]}
     assert find(tmp_path, "1.9.0", listed)
+    assert find(tmp_path, "1.9.0", {"package": PYPI, "versions": ["2004b", "1.9"]})
+    assert find(tmp_path, "2.21.0", {"package": PYPI, "versions": ["2004b", "v2.21.0"]})
     assert not find(tmp_path, "1.9.1", listed)
     assert not find(tmp_path, "1.9.0", listed, withdrawn="2026-01-01T00:00:00Z")
     assert not find(tmp_path, "1.9.0", listed | {"package": PYPI | {"ecosystem": "npm"}})

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from beam_jobs.io.arrays import UnreadableArray, open_array, to_pixels
 from beam_jobs.io.example import encode_png
 from pipeline_ops.errors import MachineError
-from pipeline_ops.raw_data.limits import MAX_ROW_GROUP_BYTES
+from pipeline_ops.raw_data.limits import (
+    MAX_BATCH_VALUES,
+    MAX_ROW_GROUP_BYTES,
+    MAX_VALUES_PER_BYTE,
+    MIN_VALUES,
+)
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest, to_file_version
 from pipeline_ops.raw_data.remote import RemoteFolder, make_change_error
@@ -217,26 +222,62 @@ def open_parquet(file: io.BufferedReader) -> Iterator[ParquetFile]:
         )
 
 
-def iterate_rows(
-    file: ParquetFile, group: int, columns: Sequence[str], wanted: Container[int] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the wanted rows of a row group with their numbers in it. Raises CorruptParquet.
+class ParquetRows:
+    """The rows of a file of `num_bytes`.
 
-    The rows are counted as they are in memory, because the sizes in the file may be wrong, and many
-    rows may share one value of a dictionary.
+    They are counted as they are in memory, because the sizes in the file may be wrong, many rows
+    may share one value of a dictionary, and equal values of lists take next to no bytes in a file.
     """
-    start = num_bytes = 0
-    with _translate_errors():
-        for batch in file.iter_batches(_BATCH_ROWS, [group], list(columns), use_threads=False):
-            num_bytes += sum(map(_measure, batch.columns))
-            if num_bytes > MAX_ROW_GROUP_BYTES:
-                raise CorruptParquet(f"its rows have more than {MAX_ROW_GROUP_BYTES} bytes")
-            numbers = range(start, start + batch.num_rows)
-            chosen = [number for number in numbers if wanted is None or number in wanted]
-            if chosen:
-                rows = batch.take([number - start for number in chosen])
-                yield from zip(chosen, rows.to_pylist(), strict=True)
-            start += batch.num_rows
+
+    def __init__(self, file: ParquetFile, num_bytes: int):
+        self._file, self._num_values = file, 0
+        self._max_values = max(MIN_VALUES, MAX_VALUES_PER_BYTE * num_bytes)
+
+    def iterate(
+        self, group: int, columns: Sequence[str], wanted: Container[int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the wanted rows of a group with their numbers in it. Raises CorruptParquet."""
+        start = num_bytes = 0
+        with _translate_errors():
+            for batch in self._file.iter_batches(
+                _BATCH_ROWS, [group], list(columns), use_threads=False
+            ):
+                num_bytes += sum(map(_measure, batch.columns))
+                if num_bytes > MAX_ROW_GROUP_BYTES:
+                    raise CorruptParquet(f"its rows have more than {MAX_ROW_GROUP_BYTES} bytes")
+                self._count(batch)
+                numbers = range(start, start + batch.num_rows)
+                chosen = [number for number in numbers if wanted is None or number in wanted]
+                if chosen:
+                    rows = batch.take([number - start for number in chosen])
+                    yield from zip(chosen, rows.to_pylist(), strict=True)
+                start += batch.num_rows
+
+    def _count(self, batch: Any) -> None:
+        """Counts the values in the lists of a few rows."""
+        num_values = sum(map(_count_list_values, batch.columns))
+        self._num_values += num_values
+        for number, limit, place in (
+            (num_values, MAX_BATCH_VALUES, f"{batch.num_rows} rows"),
+            (self._num_values, self._max_values, "the rows so far"),
+        ):
+            if number > limit:
+                raise CorruptParquet(
+                    f"the lists of {place} have {number} values, allowed are {limit}"
+                )
+
+
+def _count_list_values(column: Any) -> int:
+    """The number of values in the lists of a column, which may lie in other lists or fields."""
+    import pyarrow.types as types
+
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_map)
+    if types.is_struct(column.type):
+        return sum(map(_count_list_values, column.flatten()))
+    if any(is_kind(column.type) for is_kind in kinds):
+        values = column.flatten()
+        return len(values) + _count_list_values(values)
+    return 0
 
 
 def _measure(column: Any) -> int:
@@ -249,11 +290,11 @@ def read_rows(file: io.BufferedReader, column: str, rows: Iterable[int]) -> dict
     """The images in a column, by row. Those without bytes or in a damaged file are missing."""
     found: dict[int, bytes] = {}
     with contextlib.suppress(CorruptParquet), open_parquet(file) as parquet:
-        first = 0
+        first, reader = 0, ParquetRows(parquet, 0)
         for group in range(parquet.num_row_groups):
             num_rows = parquet.metadata.row_group(group).num_rows
             wanted = {row - first for row in rows if first <= row < first + num_rows}
-            for number, fields in iterate_rows(parquet, group, [column], wanted) if wanted else ():
+            for number, fields in reader.iterate(group, [column], wanted) if wanted else ():
                 if isinstance(image := find_bytes(fields.get(column)), bytes):
                     found[first + number] = image
                 if number == max(wanted):

@@ -213,9 +213,9 @@ def check_labels(
         fault = f"{source}: a detector needs boxes, found none: no annotation has one"
         raise DataError(fault, "Correct the annotations, or preprocess.source.")
     if task == "classification" and len(class_names) < 2:
-        found = ", ".join(class_names) or "none"
+        found = f"only {class_names[0]}" if class_names else "none"
         fault = f"{source}: a classifier needs two classes or more, found {found}"
-        cure = "Put the images of each class into a folder with the name of the class."
+        cure = "Add images of another class, or correct preprocess.source or preprocess.stages."
         raise DataError(fault, cure)
     missing = [name for name in class_names if not labels["train"].get(name)]
     if len(class_names) - len(missing) < (1 if task == "detection" else 2):

@@ -133,6 +133,8 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | str]:
     parts, reasons, boxes = [], [], list[tuple[Any, Size | None]]()
     for file in candidates[:MAX_CANDIDATES]:
         content = view.read_json(file)
+        if fault := view.json_faults.get(file.key):
+            yield f"{file.key} is {fault}"
         if (names := _read_image_names(view, file, content)) is None:
             continue
         folder, found = view.find_images_folder(names, file.key)

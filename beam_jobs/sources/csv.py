@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -138,20 +137,22 @@ def _parse_boxes(rows: list[_Row], reader: ManifestReader) -> tuple[Box, ...]:
 
 def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     """Finds CSV files with a column of images and one of classes, whatever their names are."""
-    tables = ((file, *_read_table(view, file)) for file in view.list_candidates(".csv", ".tsv"))
-    yield from recognise_tables("csv", view, itertools.islice(tables, MAX_CANDIDATES))
+    tables: list[tuple[RawFile, Sequence[str], list[dict[str, str]]]] = []
+    for file in view.list_candidates(".csv", ".tsv")[:MAX_CANDIDATES]:
+        try:
+            tables.append((file, *_read_table(view, file)))
+        except (csv.Error, ValueError) as error:
+            yield f"{file.key} cannot be read: {error}"
+    yield from recognise_tables("csv", view, tables)
 
 
 def _read_table(view: FolderView, file: RawFile) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """The header and the rows of a CSV file, of a very large one the first. Empty if it is none."""
+    """The header and the rows of a CSV file, of a very large one the first."""
     content = view.read_start(file, _MAX_TABLE_BYTES)
     if file.num_bytes > len(content):
         content = content[: content.rfind(b"\n") + 1]
     text = decode_text(content, "surrogateescape")
     delimiter = find_delimiter(text.partition("\n")[0])
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        return reader.fieldnames, list(reader)
-    except (csv.Error, ValueError):
-        return [], []
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    return reader.fieldnames, list(reader)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from beam_jobs.io.raw import open_raw
-from beam_jobs.sources.parsing import decode_text, is_image_name
+from beam_jobs.sources.parsing import decode_text, describe_json_error, is_image_name
 from beam_jobs.sources.source import SourceFiles
 from beam_jobs.stages.boxes import Size
 from beam_jobs.stages.stage import Reject
@@ -82,6 +82,8 @@ class FolderView:
     named_file: str | None = None
     is_complete: bool = True
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    json_faults: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The files that are no JSON, with the reason."""
     _json_values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -171,8 +173,10 @@ class FolderView:
         if file.key not in self._json_values:
             value = None
             if file.num_bytes <= MAX_JSON_BYTES:
-                with contextlib.suppress(ValueError, RecursionError):
+                try:
                     value = json.loads(decode_text(self.read_start(file, MAX_JSON_BYTES)))
+                except (ValueError, RecursionError) as error:
+                    self.json_faults[file.key] = describe_json_error(error)
             self._json_values[file.key] = value
         return self._json_values[file.key]
 

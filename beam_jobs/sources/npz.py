@@ -34,6 +34,7 @@ from beam_jobs.sources.wording import count, join_names
 from beam_jobs.stages.stage import Reject
 from pipeline_ops.config.sources import ArraysPart, NpzSource
 from pipeline_ops.errors import DataError
+from pipeline_ops.raw_data.limits import MAX_ENTRIES, check_limit
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile, compute_digest
 
@@ -137,6 +138,7 @@ def _read_pair(pair: _Pair, files: SourceFiles, source: NpzSource) -> Iterator[S
     """The entries of the rows. All images are read before the first one."""
     folder, place = files.listing.folder, pair.images.place
     with _open(pair.images, folder) as array:
+        _check_length(array, pair.images, folder)
         num_bytes = math.prod(array.shape[1:])
         scale = _choose_scale(array)
         digests = [digest for rows in array.iterate() for digest in _digest_images(rows, scale)]
@@ -152,6 +154,14 @@ def _read_pair(pair: _Pair, files: SourceFiles, source: NpzSource) -> Iterator[S
                 name = parse_class(label, source.class_names)
                 at = (pair.images.file, row, pair.images.member, scale)
                 yield SourceEntry(PackedImage(key, num_bytes, digest, *at), name, split=pair.split)
+
+
+def _check_length(array: ArrayRows, images: _Array, folder: RawFolder) -> None:
+    """Raises TooLarge for more images than a file can hold, or than a source may have."""
+    length, place = array.shape[0], folder / images.name
+    cure = "Each image takes a byte or more. Correct the file, or remove it."
+    check_limit(place, "has", length, images.file.num_bytes, "images", cure)
+    check_limit(place, "has", length, MAX_ENTRIES, "images", "Divide the data set.")
 
 
 @contextlib.contextmanager

@@ -75,6 +75,7 @@ class _FileReader:
         self, file: ParquetFile, container: RawFile, source: ParquetSource, files: SourceFiles
     ):
         self._file, self._container, self._source, self._files = file, container, source, files
+        self._rows = raw.ParquetRows(file, container.num_bytes)
         self._path = f"{files.listing.folder / container.key}"
         self._columns = list(dict.fromkeys(self._find_columns()))
         self._check_image_column()
@@ -88,7 +89,7 @@ class _FileReader:
             number, fault = -1, "it ends early"
             end = first + self._file.metadata.row_group(group).num_rows
             try:
-                for number, fields in raw.iterate_rows(self._file, group, self._columns):
+                for number, fields in self._rows.iterate(group, self._columns):
                     row = first + number
                     place = self._make_place(row)
                     with files.entry(place, key=place, scope=self._container.key):
@@ -170,10 +171,11 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
         with raw.open_raw(files[0], view.folder) as opened, raw.open_parquet(opened) as parquet:
             names = parquet.schema_arrow.names
             groups = range(parquet.num_row_groups)
+            reader = raw.ParquetRows(parquet, files[0].num_bytes)
 
             def read_group(group: int) -> Iterator[tuple[int, dict[str, Any]]]:
                 _check_size(parquet, group, files[0].key)
-                return raw.iterate_rows(parquet, group, names)
+                return reader.iterate(group, names)
 
             every = (row for group in groups for _, row in read_group(group))
             rows = list(itertools.islice(every, _MAX_ROWS))

@@ -155,11 +155,16 @@ def parse_box(box: Any) -> Box:
     return make_box(corners, box["label"], box.get("is_difficult", 0), box.get("is_crowd", 0))
 
 
+def describe_json_error(error: Exception) -> str:
+    """The text for JSON that cannot be read, without the cure of Python for long numbers."""
+    return f"not JSON: {str(error).partition('; use sys.')[0]}"
+
+
 def parse_json_object(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(decode_text(content))
     except (ValueError, RecursionError) as error:
-        raise Reject("malformed", f"not JSON: {error}") from None
+        raise Reject("malformed", describe_json_error(error)) from None
     if not isinstance(value, dict):
         raise Reject("malformed", f"must be an object, got {type(value).__name__}")
     return value

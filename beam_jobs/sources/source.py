@@ -220,7 +220,7 @@ class SourceFiles:
             return json.loads(text, object_pairs_hook=make_object)
         except (ValueError, RecursionError) as error:
             cause = f"preprocess.source.{named_by} names this file."
-            raise DataError(f"{path}: not JSON: {error}. {cause}") from None
+            raise DataError(f"{path}: {parsing.describe_json_error(error)}. {cause}") from None
 
     def to_key(self, path: Any, folder: str = ".") -> str:
         """The key of a path, of a file that may be missing. Raises Reject: malformed."""

@@ -124,7 +124,8 @@ def _scan(file: BinaryIO, num_bytes: int) -> Iterator[_Member | Reject]:
                     yield _Member(parts[1], parts[2].lower(), member)
             end = tar.offset
     except _TAR_ERRORS as error:
-        yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {error}. Write again")
+        fault = "too many headers before a member" if isinstance(error, RecursionError) else error
+        yield Reject("corrupt", f"no tar file, or damaged after byte {end}: {fault}. Write again")
         return
     file.seek(end)
     rest = file.read(_MAX_PADDING_BYTES)

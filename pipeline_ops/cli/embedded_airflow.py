@@ -49,7 +49,7 @@ from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.config.pipeline import find_config_files
 from pipeline_ops.config.run_conf import TRUSTED_CONF
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.local_files import write_json
+from pipeline_ops.storage.local_files import open_private_folder, write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.system.host import adopt_orphans, die_with_parent
@@ -158,8 +158,10 @@ class AirflowHome:
         return self.logs / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task}"
 
     def make(self) -> None:
+        """Raises MachineError if other users may write the folder, or have made it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.logs.mkdir(exist_ok=True)
+        with open_private_folder(self.folder, "set TRAINYARD_HOME to another folder"):
+            self.logs.mkdir(exist_ok=True)
 
 
 class Secrets(pydantic.BaseModel):

@@ -111,6 +111,10 @@ class Hosts(Section):
                 "and their workers talk unencrypted, and in part without credentials. "
                 f"Write `network: trusted` into hosts/{train.hosts}.yaml "
                 "if only trusted people reach the hosts' ports, or train on one host"
+                + (
+                    ", which is all that `network: isolated` can be for"
+                    * (self.network is not None)
+                )
             )
         if self.capacity < train.effective_min_workers:
             raise ConfigError(

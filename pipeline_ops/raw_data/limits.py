@@ -42,6 +42,9 @@ MAX_RECORD_BYTES = 1 << 30
 """A record of a TFRecord file."""
 MAX_ROW_GROUP_BYTES = 1 << 30
 """A row group of Parquet: all of its columns, and those that are read as they are in memory."""
+MAX_BATCH_VALUES, MAX_VALUES_PER_BYTE, MIN_VALUES = 4_000_000, 10, 1_000_000
+"""Numbers and texts in lists of Parquet, which take 60 bytes each in Python: those of the rows that
+are in memory together, and those of a file for each of its bytes. A small file may have more."""
 MAX_ARRAY_ROW_BYTES, MAX_PACKED_ARRAY_BYTES = 512 << 20, 8 << 30
 """A row of an array of NumPy, and an array that is compressed."""
 

@@ -164,8 +164,8 @@ class KerasCallbacks:
                 each.restore(saved)
             anew = {each.path for each in self._lists if each.begins_anew}
             state.warnings += [
-                f"train.callbacks: {path} has no get_state and set_state, so it began anew after "
-                f"step {state.step}, where the training was restarted"
+                f"train.callbacks: {path} has no get_state and set_state, so the state of its own "
+                f"code began anew after step {state.step}, where the training was restarted"
                 for path in sorted(anew)
             ]
 
@@ -257,11 +257,8 @@ class _NamedList:
             for each in callbacks
         )
         self.has_batch_hooks = any(map(_has_batch_hooks, callbacks))
-        self.begins_anew = any(
-            not (type(each).__module__.startswith("keras.") or hasattr(each, "set_state"))
-            for each in callbacks
-        )
-        """Whether what a callback remembers is lost in a restart."""
+        self.begins_anew = not all(map(_is_restorable, callbacks))
+        """Whether a restart loses the state of an author's code."""
         self._list: keras.callbacks.CallbackList
         self._last = _Last()
 
@@ -457,6 +454,16 @@ def _list_trainable(model: keras.Model) -> list[bool]:
     return [variable.trainable for variable in model.weights]
 
 
+def _is_restorable(callback: Callback) -> bool:
+    """Returns whether a checkpoint holds all that a callback remembers."""
+    has_authors_code = isinstance(callback, kinds.LambdaCallback) or not type(
+        callback
+    ).__module__.startswith("keras.")
+    return not has_authors_code or all(
+        hasattr(callback, name) for name in ("get_state", "set_state")
+    )
+
+
 def _encode(value: Any) -> Any:
     """Returns a value as JSON. Raises TypeError that names what has no JSON."""
     match value:
@@ -466,8 +473,10 @@ def _encode(value: Any) -> Any:
             return {"float": repr(value)}
         case None | bool() | int() | float() | str():
             return value
-        case list() | tuple():
+        case list():
             return [*map(_encode, value)]
+        case tuple():
+            return {"tuple": [*map(_encode, value)]}
         case dict():
             return {"items": [[_encode(key), _encode(each)] for key, each in value.items()]}
         case np.ndarray() if value.dtype != object:
@@ -480,6 +489,8 @@ def _decode(encoded: Any) -> Any:
     match encoded:
         case {"float": text}:
             return float(text)
+        case {"tuple": values}:
+            return tuple(map(_decode, values))
         case {"items": items}:
             return {_decode(key): _decode(value) for key, value in items}
         case {"array": content, "type": kind, "shape": shape}:

@@ -179,8 +179,8 @@ def test_one_class_is_no_classification():
     with pytest.raises(
         DataError,
         match=(
-            "two classes or more, found class1. "
-            "Put the images of each class into a folder with the name of the class"
+            "two classes or more, found only class1. "
+            "Add images of another class, or correct preprocess.source"
         ),
     ):
         check_labels(

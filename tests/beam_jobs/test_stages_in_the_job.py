@@ -59,7 +59,7 @@ def test_two_classes_that_became_one_are_too_few(animals):
         stages=[DECODE, {"map_classes": {"rename": {"cat": "pet", "dog": "pet"}}}]
     )
     assert outcome.exit_code is ExitCode.DATA
-    assert "needs two classes or more, found pet" in outcome.message
+    assert "needs two classes or more, found only pet" in outcome.message
 
 
 def test_tiles_are_examples_and_progress_counts_files(animals, encode, read_records):

@@ -326,6 +326,12 @@ def test_a_folder_of_texts_is_told_with_what_it_holds_and_what_is_needed(data):
         ("x.jsonl", '{"file": "a.jpg"}\n', "the lines of x.jsonl have the keys file"),
         ("x.json", coco(["gone.jpg"]), "none of its images (gone.jpg) is below this folder"),
         ("x.tar.gz", "", "x.tar.gz is compressed. Use gunzip first"),
+        (
+            "x.json",
+            '{"images": [' + "1" * 5000,
+            "x.json is not JSON: Exceeds the limit",
+        ),
+        ("x.csv", "a.jpg," + "1" * 200_000, "x.csv cannot be read: field larger than field limit"),
         ("x.tfrecord", "no records", "the file ends inside the head of the record"),
     ],
 )
@@ -407,7 +413,7 @@ def test_the_entries_that_cannot_be_used_are_told_if_the_others_are_too_few(data
     rows = [f"p/{name},{'Birnen' if name < '020' else 'Äpfel'}" for name in images]
     data.add("labels.csv", "\n".join(["path,label", *rows]).encode("latin-1"))
     error = data.fail()
-    assert "a classifier needs two classes or more, found Birnen." in error
+    assert "a classifier needs two classes or more, found only Birnen." in error
     assert "20 of 40 entries cannot be used: 20 no_label" in error
     assert "is not the name of a class. Save the file as UTF-8" in error
 

@@ -17,7 +17,9 @@ import yaml
 from config_files import write_config
 from job_chain import run_jobs
 
+from beam_jobs.io import raw
 from beam_jobs.stages import check_stages
+from beam_jobs.stages.decode import Decode
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands import models
@@ -27,6 +29,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.raw_data import limits
 from pipeline_ops.storage.open_store import open_root
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
@@ -255,6 +258,29 @@ def check_training(folder: Path, options: dict[str, Any]) -> None:
     file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
     training = PlannedTraining.from_config(load_config(file), sys.executable)
     validate_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
+
+
+def test_the_page_of_sources_has_the_limits_of_the_readers():
+    page = (CODE_ROOT / "docs" / "data-sources.md").read_text()
+    table = page.partition("## How much may a file cost?")[2].partition("\n## ")[0]
+    numbers = (
+        f"{limits.MAX_ENTRIES:,} images, {limits.MAX_REJECTS:,} rejects, {limits.MAX_DEPTH} nested",
+        f"{limits.MAX_IMAGE_BYTES >> 20} MiB, and {Decode().max_megapixels:g} megapixels",
+        f"{limits.MAX_SAMPLE_ANNOTATION_BYTES >> 20} MiB for one image",
+        f"(LabelMe: {limits.MAX_LABELME_BYTES >> 20})",
+        f"{limits.MAX_ANNOTATION_BYTES >> 30} GiB for a file of all images",
+        f"(CVAT: {limits.MAX_CVAT_BYTES >> 20} MiB, and {limits.MAX_XML_ELEMENT_BYTES >> 20} MiB",
+        f"{limits.MAX_TEXT_CHARACTERS:,} characters",
+        f"a record of TFRecord | {limits.MAX_RECORD_BYTES >> 30} GiB",
+        f"a row group of Parquet | {limits.MAX_ROW_GROUP_BYTES >> 30} GiB",
+        f"{limits.MAX_VALUES_PER_BYTE} numbers or texts for each byte",
+        f"{limits.MIN_VALUES:,}), and {limits.MAX_BATCH_VALUES:,} in {raw._BATCH_ROWS} rows",
+        f"{limits.MAX_ARRAY_ROW_BYTES >> 20} MiB in a row, "
+        f"{limits.MAX_PACKED_ARRAY_BYTES >> 30} GiB if it is compressed",
+        f"{limits.MAX_SAMPLE_MEMBERS:,} members in a sample",
+        f"{limits.MAX_TAR_HEADER_BYTES:,} bytes in an extended header",
+    )
+    assert [number for number in numbers if number not in table] == []
 
 
 def test_the_page_on_the_object_detection_api_lists_the_parameters_of_retinanet():

@@ -188,7 +188,7 @@ class Resting:
 class Counter(keras.callbacks.Callback):
     def __init__(self, folder="mine"):
         super().__init__()
-        self.folder, self.counts = folder, {0: np.arange(2.0)}
+        self.folder, self.counts = folder, {(0, "a"): np.arange(2.0)}
 
     def get_state(self):
         return self.counts
@@ -240,7 +240,36 @@ def test_a_restart_restores_what_callbacks_remember_and_nothing_else(tmp_path):
     assert (checkpoint.best, stopping.wait, stopping.best) == (0.25, 3, -INF)
     assert np.isnan(stopping.best_weights).all()
     assert {key: value.tolist() for key, value in counter.counts.items()} == {
-        0: [0.0, 1.0],
+        (0, "a"): [0.0, 1.0],
         1: [0.0, 1.0, 2.0],
     }
     assert state.warnings == []
+
+
+class OwnStopping(keras.callbacks.EarlyStopping):
+    pass
+
+
+class OnlySet(keras.callbacks.Callback):
+    def set_state(self, state):
+        raise AssertionError("nothing was saved")
+
+
+def count_epochs():
+    epochs = []
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+
+
+@pytest.mark.parametrize("entry", [OwnStopping, OnlySet, count_epochs])
+def test_a_state_that_a_restart_loses_is_told(tmp_path, entry):
+    path = f"{Counter.__module__}:{entry.__name__}"
+    opened, [callback] = open_callbacks(tmp_path, [path])
+    opened.begin(state := TrainingState(learning_rate=0.1))
+    if entry is OwnStopping:
+        callback.wait = 3
+    opened.save(state)
+    opened, [callback] = open_callbacks(tmp_path, [path])
+    opened.begin(state)
+    assert getattr(callback, "wait", 3) == 3
+    [warning] = state.warnings
+    assert f"{path} has no get_state and set_state, so the state of its own code" in warning

@@ -46,7 +46,7 @@ def test_a_callback_without_a_state_begins_anew_after_a_restart_and_the_report_s
     state = train(job, host_pool)
     assert len(state.history) == 3
     assert int((job.work / CALLBACKS / "epochs.txt").read_text()) < 3
-    message = "own_watchers:Forgetful has no get_state and set_state, so it began anew after step"
+    message = "own_watchers:Forgetful has no get_state and set_state, so the state of its own code "
     assert sum(message in warning for warning in state.warnings) == 1
 
 

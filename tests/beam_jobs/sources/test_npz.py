@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import beam_jobs.io.arrays as arrays
+import beam_jobs.sources.npz as npz
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.sources.folder_view import SourceMatch, view_folder
 from beam_jobs.sources.npz import recognise
 from pipeline_ops.errors import DataError, MachineError
+from pipeline_ops.raw_data.limits import TooLarge
 
 RANDOM = np.random.default_rng(0)
 
@@ -347,3 +349,15 @@ def test_init_recognises_arrays_by_their_names(raw):
     assert "weights.npz: there is no array of images and labels, found a, b" in reason
     [match] = recognise(view_folder(raw.folder / "mnist.npz"))
     assert match.keys == {"parts": [{"files": "mnist.npz"}]}
+
+
+def test_an_array_has_at_most_an_image_for_each_byte_of_its_file(read, monkeypatch):
+    """2 kB held a million images of one pixel, which took minutes and said nothing."""
+    images, labels = np.zeros((10**6, 1, 1), np.uint8), np.zeros(10**6, np.uint8)
+    monkeypatch.setattr(npz, "_choose_scale", lambda array: pytest.fail("the images are read"))
+    fault = r"d.npz#x: has 1000000 images, allowed are \d{4}\. Each image takes a byte or more"
+    with pytest.raises(TooLarge, match=fault):
+        read({"d.npz": save_npz(x=images, y=labels, packed=True)})
+    monkeypatch.setattr(npz, "MAX_ENTRIES", 4)
+    with pytest.raises(TooLarge, match=r"d.npz#x: has 5 images, allowed are 4"):
+        read({"d.npz": save_npz(x=draw(5, 20, 20), y=np.arange(5))})

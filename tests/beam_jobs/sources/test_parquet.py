@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import beam_jobs.io.raw as raw_io
 from beam_jobs.io.raw import RawReader, read_raw
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
@@ -287,3 +289,31 @@ def test_rows_that_share_one_long_text_are_read_up_to_a_limit(read, is_category)
     assert {reason for reason, _ in long} == {"too_large"}
     assert 1000 < len(long) < 1100
     assert reason == "corrupt" and "its rows have more than 1073741824 bytes" in detail
+
+
+@pytest.mark.parametrize("boxes", ["lists", "objects"])
+def test_equal_boxes_without_end_are_not_made(read, boxes):
+    """24 kB were 4 GB of Python's objects, because equal boxes take next to no bytes."""
+    number = 2_000_000
+    starts = pa.array([0, number, number + 1], pa.int32())
+    zeros = pa.FixedSizeListArray.from_arrays(np.zeros((number + 1) * 4), 4)
+    labels = pa.ListArray.from_arrays(starts, np.zeros(number + 1, np.int64))
+    columns = {"image": [b"a", b"b"], "objects": pa.ListArray.from_arrays(starts, zeros)}
+    columns["label"] = labels
+    if boxes == "objects":
+        fields = pa.StructArray.from_arrays([zeros, labels.flatten()], ["bbox", "category"])
+        columns["objects"] = pa.ListArray.from_arrays(starts, fields)
+    records, rejected = read(pa.table(columns), "detection", boxes={"field": "objects"})
+    assert not records
+    [(reason, detail)] = rejected.values()
+    assert reason == "corrupt" and "the rows 0 to 1 of row group 0 cannot be read" in detail
+    assert "values, allowed are 4000000. Write the file again" in detail
+
+
+def test_the_values_in_lists_are_limited_by_the_size_of_the_file(read, monkeypatch):
+    monkeypatch.setattr(raw_io, "MIN_VALUES", 100)
+    monkeypatch.setattr(raw_io, "MAX_VALUES_PER_BYTE", 0)
+    columns = {"image": [b"%d" % row for row in range(40)], "label": ["a", "b"] * 20}
+    columns["objects"] = [[{"bbox": [0, 0, 1, 1], "category": 0}]] * 40
+    records, rejected = read(columns, "detection", boxes={"field": "objects"})
+    assert len(records) == 0 and "allowed are 100" in "".join(map(str, rejected.values()))

@@ -34,8 +34,9 @@ from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
 from pipeline_ops.models.user_errors import explain, list_own_frames, locate
 from pipeline_ops.storage.local_files import DISK_ERRORS
-from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
+from pipeline_ops.training.training_state import TrainingState
+from pipeline_ops.training.weight_files import Arrays
 from pipeline_ops.user_code.opened_files import require_named_files
 
 _log = logging.getLogger(__name__)

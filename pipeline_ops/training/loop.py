@@ -41,9 +41,9 @@ from pipeline_ops.input.framework_internals import (
 )
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
 from pipeline_ops.models.user_errors import describe_call
-from pipeline_ops.training.checkpoints import Arrays, Paths, number_paths
 from pipeline_ops.training.optimizer import make_optimizer
 from pipeline_ops.training.usage import Waits, read_clock
+from pipeline_ops.training.weight_files import Arrays, Paths, number_paths
 
 _TIMED_CALLS = 16
 """One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""

@@ -30,9 +30,9 @@ from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.models.user_errors import convert_user_errors, list_own_frames, locate
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpoints import Gather
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches
+from pipeline_ops.training.strategy import Gather
 
 _NUM_CHECKED, _CHECK_SECONDS = 2, 60
 _MARGIN, _DARK = 64, 16

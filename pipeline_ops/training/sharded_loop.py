@@ -27,7 +27,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.models.user_errors import describe_call
-from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import (
     Batches,
     Loop,
@@ -49,6 +48,7 @@ from pipeline_ops.training.optimizer import (
     write_variable,
 )
 from pipeline_ops.training.strategy import find_match, require_matches
+from pipeline_ops.training.weight_files import Arrays
 
 _AXIS = "devices"
 

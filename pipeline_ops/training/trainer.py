@@ -44,22 +44,16 @@ from pipeline_ops.models.task import (
 from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, to_logs
-from pipeline_ops.training.checkpoints import (
-    Arrays,
-    Checkpoints,
-    DivergedStep,
-    EpochSums,
-    Gather,
-    Restored,
-    TrainingState,
-)
+from pipeline_ops.training.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import Schedule
 from pipeline_ops.training.stop_signal import StopReceived, StopSignal
-from pipeline_ops.training.strategy import find_match
+from pipeline_ops.training.strategy import Gather, find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
+from pipeline_ops.training.training_state import DivergedStep, EpochSums, TrainingState
 from pipeline_ops.training.usage import GpuMonitor, TimeSums
+from pipeline_ops.training.weight_files import Arrays
 
 _REPORT_SECONDS, _VALIDATION_REPORT_SECONDS = 0.25, 1.0
 _SAVING = "saving"

@@ -63,16 +63,8 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import KerasCallbacks
-from pipeline_ops.training.checkpoints import (
-    KEEP,
-    Checkpoints,
-    CheckpointStore,
-    Gather,
-    Paths,
-    TrainingState,
-    compute_weights_digest,
-    write_arrays,
-)
+from pipeline_ops.training.checkpoint_store import CheckpointStore
+from pipeline_ops.training.checkpoints import KEEP, Checkpoints
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.optimizer import load_schedule, make_optimizer
@@ -87,6 +79,7 @@ from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
+    Gather,
     build_placed,
     configure_threads,
     describe_devices,
@@ -97,8 +90,10 @@ from pipeline_ops.training.strategy import (
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer, describe_model
+from pipeline_ops.training.training_state import TrainingState
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
+from pipeline_ops.training.weight_files import Paths, compute_weights_digest, write_arrays
 from pipeline_ops.user_code.opened_files import require_named_files
 
 BuildModel = Callable[[], keras.Model]

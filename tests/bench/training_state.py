@@ -35,8 +35,9 @@ from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
 from pipeline_ops.system.disk_cache import HostCache  # noqa: E402
-from pipeline_ops.training.checkpoints import Checkpoints, TrainingState  # noqa: E402
+from pipeline_ops.training.checkpoints import Checkpoints  # noqa: E402
 from pipeline_ops.training.loop import SynchronousLoop  # noqa: E402
+from pipeline_ops.training.training_state import TrainingState  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
 SHAPE = (28, 28, 1)

@@ -158,8 +158,8 @@ def test_a_file_of_keras_applications_fills_the_backbone(tmp_path):
 
 
 def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.warm_start import read_warm_start
+    from pipeline_ops.training.weight_files import write_arrays
 
     source, model = build(classes=7), build(classes=10)
     write_arrays(tmp_path / "weights.npz", source.get_weights())

@@ -22,13 +22,9 @@ from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.training.checkpoints import (
-    CheckpointId,
-    Checkpoints,
-    CheckpointStore,
-    Restored,
-    TrainingState,
-)
+from pipeline_ops.training.checkpoint_store import CheckpointId, CheckpointStore
+from pipeline_ops.training.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.training_state import TrainingState
 
 
 class Host:

@@ -44,8 +44,8 @@ def candidate(request, scenes, make_job_in, tmp_path_factory):
     import keras
 
     from pipeline_ops import models
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
+    from pipeline_ops.training.weight_files import write_arrays
 
     folder = tmp_path_factory.mktemp("candidate")
     (folder / "work").mkdir()

@@ -36,7 +36,7 @@ from pipeline_ops.input.reading import SplitShards
 from pipeline_ops.input.sources import MemorySource
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "tutorials.md"

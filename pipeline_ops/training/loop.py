@@ -42,7 +42,7 @@ from pipeline_ops.input.framework_internals import (
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
 from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.training.optimizer import make_optimizer
-from pipeline_ops.training.usage import Waits, read_clock
+from pipeline_ops.training.usage import StepClock, StepTimes, Waits
 from pipeline_ops.training.weight_files import Arrays, Paths, number_paths
 
 _TIMED_CALLS = 16
@@ -557,39 +557,24 @@ class SynchronousLoop(Loop):
         stop: tf.Tensor,
         is_timed: bool | tf.Tensor,
     ) -> tuple[StepSums, tf.Tensor, tf.Tensor, Waits]:
-        last_weight = self.model.trainable_variables[-1]
+        clock, last_weight = StepClock(is_timed), self.model.trainable_variables[-1]
 
-        def take(
-            number: tf.Tensor, sums: StepSums, worst: tf.Tensor, waits: Waits, ended: tf.Tensor
-        ) -> Any:
-            begun = read_clock(number, is_timed)  # once the host has scheduled the last step
-            with tf.control_dependencies([begun]):
-                batch = batches.get_next()
-            with tf.device("CPU:0"):
-                ended = tf.maximum(begun, ended)
-            wait = read_clock(tf.nest.flatten(batch)[0], is_timed, ended)
+        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor, times: StepTimes) -> Any:
+            batch, times = clock.wait_for(batches.get_next, number, times)
             self._set_learning_rate(learning_rates[number])
             taken, communication = self._get_first(  # the same on every replica
                 self._strategy.run(self._step, args=(*batch, first + number, stop, is_timed))
             )
+            times = clock.end_step(times, communication, self._get_first(last_weight.value))
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
-            with tf.device("CPU:0"):
-                waits = Waits(
-                    waits.input + tf.maximum(wait, 0), waits.communication + communication
-                )
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
-            ended = read_clock(self._get_first(last_weight.value), is_timed)
-            return number + 1, sums, tf.maximum(worst, loss), waits, ended
+            return number + 1, sums, tf.maximum(worst, loss), times
 
         no_sums = StepSums(zero_sums(self._task, training=True), tf.zeros([]))
-        no_wait = tf.zeros([], tf.float64)
-        worst = tf.constant(tf.float32.min)
-        initial = (tf.constant(0), no_sums, worst, Waits(no_wait, no_wait), no_wait)
-        _, sums, worst, waits, _ = tf.while_loop(
-            lambda number, *_: number < num_steps, take, initial
-        )
+        initial = tf.constant(0), no_sums, tf.constant(tf.float32.min), clock.start()
+        _, sums, worst, times = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
-        return sums, are_finite([*weights, *sums.batch]), worst, waits
+        return sums, are_finite([*weights, *sums.batch]), worst, times.waits
 
     def _set_learning_rate(self, rate: tf.Tensor) -> None:
         self._inner.learning_rate.value.assign(rate)
@@ -613,14 +598,11 @@ class SynchronousLoop(Loop):
         part = self._compute_gradients(step, *self._slice_for_replica(features, labels))
         own = StepSums(part.sums, tf.identity(stop))  # an input of the loop cannot be reduced
         # Alone there is no exchange, and XLA has no clock.
-        is_timed = is_timed if self._strategy.num_replicas_in_sync > 1 else False
-        last = part.gradients or [part.sums.loss]
-        with tf.control_dependencies(last):
-            computed = read_clock(last[-1], is_timed)
+        clock = StepClock(is_timed if self._strategy.num_replicas_in_sync > 1 else False)
         exchanged = own, part.gradients, part.changes
-        totals = _all_reduce(tf.nest.flatten(exchanged))
-        with tf.control_dependencies(totals):
-            communication = read_clock(totals[-1], is_timed, computed)
+        totals, communication = clock.measure_exchange(
+            lambda: _all_reduce(tf.nest.flatten(exchanged)), part.gradients or [part.sums.loss]
+        )
         sums, gradients, changes = tf.nest.pack_sequence_as(exchanged, totals)
         for state, value, change in zip(self._states, old, changes, strict=True):
             state.assign(add_change(value, change))

@@ -126,7 +126,7 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
             if time.monotonic() > silent_at:
                 causes = _list_causes(runner, request.root)
                 raise MachineError(f"no worker answers after {_CHECK_SECONDS} s. {causes}")
-            time.sleep(exchange.seconds)
+            time.sleep(exchange.poll_seconds)
         exchange.raise_error()
 
 
@@ -219,7 +219,7 @@ def _follow(
             if job.seconds_left < _END_SECONDS:
                 seconds = job.request.deadline_seconds
                 raise _JobIsLate(f"not done after timeout_seconds ({seconds})")
-            time.sleep(exchange.seconds)
+            time.sleep(exchange.poll_seconds)
     except MachineError:
         if engine_job.has_begun:
             exchange.raise_error()  # the error of a worker says more

@@ -562,8 +562,8 @@ _REQUIRED_KEYS = {
 }
 """Keys that one strategy needs, and that no other one has."""
 _NOT_FOR_DETECTORS = {
-    "parameter_server": "whose loop does not divide by the number of boxes",
-    "dtensor": "whose loop does not divide by the number of boxes",
+    "parameter_server": "whose loop does not divide the loss by the number of boxes",
+    "dtensor": "whose loop does not divide the loss by the number of boxes",
     "tpu": "whose shapes are fixed, and images have different numbers of boxes",
 }
 

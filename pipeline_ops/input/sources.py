@@ -102,7 +102,7 @@ class StreamedSource(RecordReader, ExampleSource):
 
 
 def _choose_patience(remote: RemoteSplit, order: ExampleOrder) -> float:
-    """Returns how long a batch waits for a shard that is on its way.
+    """Returns how long a batch waits for a shard that is being downloaded.
 
     Where a window follows another one and both fit into the cache, a shard is only late if the
     network is the bottleneck. Reading its records twice would make this worse.

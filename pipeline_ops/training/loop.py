@@ -214,7 +214,7 @@ class Loop(abc.ABC):
         self.is_traced = True
 
     def freeze(self, positions: Collection[int]) -> None:
-        """Lets all weights learn but these, by their positions in `model.weights`."""
+        """Freezes the weights at these positions of `model.weights`."""
         raise NotImplementedError  # for sharded weights, which a rule of the config ensures
 
     @abc.abstractmethod
@@ -523,7 +523,7 @@ class SynchronousLoop(Loop):
         )
 
     def freeze(self, positions: Collection[int]) -> None:
-        """Lets all weights learn but these, by their positions in `model.weights`.
+        """Freezes the weights at these positions of `model.weights`, and no others.
 
         A layer whose weights are all frozen is not trainable. Batch normalization then uses its
         moving statistics, and keeps them. The optimizer has slots for all weights at any time, so

@@ -59,7 +59,7 @@ def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
 
 
 def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResult:
-    """Makes the result of at least one step from their sums, and whether each is sound."""
+    """Combines the sums of one or more steps, and whether each is sound, into one result."""
     sums = [each for each, _ in steps]
     is_sound = all(bool(sound) for _, sound in steps)
     worst_loss = max(float(each.loss / each.count) for each in sums)

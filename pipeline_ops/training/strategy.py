@@ -76,7 +76,7 @@ class ChosenStrategy:
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """Joins the gang and returns once every worker is there. Must precede any other operation.
 
-    Raises ConfigError if GPUs can't be used, or compute something else than each other.
+    Raises ConfigError if GPUs cannot be used, or if their results differ.
     """
     configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))

@@ -128,7 +128,7 @@ def build_launch_plan(
     `stored` is the folder of checkpoints in a bucket.
     """
     if stored and any(host.local_attempt for host in hosts):
-        stored = stored.model_copy(update={"is_exchanged": True})
+        stored = stored.model_copy(update={"is_shared": True})
     workers = _spread_workers(hosts, compute_gang_size(config, hosts))
     gang: dict[Role, list[Host]] = {"worker": workers}
     if config.strategy == "parameter_server":

@@ -114,7 +114,7 @@ def train(job: Job) -> ExitCode:
 def fetch_results(plan: LaunchPlan, work: Path) -> None:
     """Fetches the results of workers on other disks, which are in the bucket."""
     for worker in plan.workers:
-        if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+        if worker.stored and worker.stored.is_shared and not worker.is_server:
             fetch_files(open_root(worker.stored.locate_results(worker.name)), work)
 
 
@@ -347,7 +347,7 @@ def _specify_candidate(
     attempt, work = host.get_attempt(job.attempt), str(host.get_work(job.work))
     progress = str(attempt.worker_progress(_CANDIDATE))
     stored = plan.chief.stored
-    if stored is None or not stored.is_exchanged:
+    if stored is None or not stored.is_shared:
         return CandidateSpec(
             request=str(attempt.request), work=work, folder=str(folder), progress=progress
         )

@@ -128,23 +128,16 @@ class Gang:
         self._start_step = 0
         self._has_left_to_grow = self._has_warned_of_ports = False
         self._failed_at: float | None = None
+        """The time of a failure from which the training has not yet recovered."""
 
     def run(self) -> LaunchPlan:
-        """Returns the plan of the incarnation in which every worker has ended well.
+        """Returns the plan of the incarnation in which every worker finished.
 
         Raises the TrainyardError of the exit code of a failure that ends the training.
         """
         try:
             while isinstance(outcome := self._run_incarnation(), TrainyardError):
-                self._failed_at = time.monotonic()
-                self.stop.check()
-                self.check_lease()
-                if not outcome.exit_code.is_retried:
-                    raise outcome
-                if isinstance(outcome, OutOfMemory):
-                    self._divide_batch(outcome)
-                elif not self._has_left_to_grow:
-                    self._wait_before_restart(outcome)
+                self._prepare_restart(outcome)
             return outcome
         except Pruned as error:
             self._log.write_message(str(error))
@@ -171,16 +164,13 @@ class Gang:
             return error
         finally:
             if monitor:
-                self._kill(monitor)
-                self._log_progress(monitor)
-                self._start_step = monitor.start_step
-                self._has_left_to_grow = monitor.is_growing and monitor.has_saved
+                self._end(monitor)
 
     def _wait_for_hosts(self) -> None:
         """Waits for as many hosts as the gang may have, but not for those whose last try failed.
 
-        Raises MachineError if too few hosts have come in time, and ConfigError if too few can ever
-        come, because a person has to fix the others.
+        Raises MachineError if too few hosts are ready in time, and ConfigError if too few can ever
+        be, because a person has to fix the others.
         """
         config, pool = self.config, self.host_pool
         pool.allocate(self.stop.check)
@@ -192,8 +182,7 @@ class Gang:
             hosts = pool.hosts.values()
             size = compute_gang_size(config, pool.ready)
             is_settled = size == config.effective_max_workers or all(
-                (host.is_ready and not host.is_leaving)
-                or (host.connection is None and host.tries > tries[host.spec.name])
+                host.can_fork or (host.connection is None and host.tries > tries[host.spec.name])
                 for host in hosts
             )
             if size and is_settled and not any(host.is_fenced for host in hosts):
@@ -223,7 +212,7 @@ class Gang:
         return plan
 
     def _reserve_ports(self, plan: LaunchPlan) -> dict[str, list[int]]:
-        """Returns free ports by host, one for each process there."""
+        """Returns free ports by host, one for each of its processes."""
         counts = Counter(worker.host for worker in plan.workers)
         commands = {host: Command(action="ports", count=count) for host, count in counts.items()}
         replies = self.host_pool.ask(commands, "ports", _PORTS_SECONDS)
@@ -237,7 +226,7 @@ class Gang:
         return {host: reply.ports for host, reply in replies.items()}
 
     def _check_connections(self, plan: LaunchPlan) -> None:
-        """Lets each host connect to a port of each other host, where workers will listen."""
+        """Lets each host connect to a port of every other host, where workers will listen."""
         addresses = {worker.host: plan.get_address(worker) for worker in plan.workers}
         if len(addresses) == 1:
             return
@@ -252,14 +241,8 @@ class Gang:
                     "hosts (first_port and last_port in the hosts file), or correct `address`"
                 )
 
-    def _fork(self, plan: LaunchPlan) -> None:
-        write_json(self.attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
-        for worker in plan.workers:
-            get_status_path(self.attempt, worker.name).unlink(missing_ok=True)
-            self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
-
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
-        """Warns once. A gang on several hosts was declared to be on a trusted network."""
+        """Warns once. A hosts file with several hosts has declared their network as trusted."""
         report = self.host_pool.hosts[plan.chief.host].report
         if report and report.open_ports and plan.needs_ports and not self._has_warned_of_ports:
             self._has_warned_of_ports = True
@@ -270,7 +253,14 @@ class Gang:
             _log.warning("%s", warning)
             self._report_event("warning", warning)
 
+    def _fork(self, plan: LaunchPlan) -> None:
+        write_json(self.attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
+        for worker in plan.workers:
+            get_status_path(self.attempt, worker.name).unlink(missing_ok=True)
+            self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
+
     def _supervise(self, monitor: WorkerMonitor) -> TrainyardError | None:
+        """Returns the cause of a failure, or None once every worker has exited well."""
         while monitor.unfinished:
             self._process_events(monitor)
             self.check_lease()
@@ -282,44 +272,59 @@ class Gang:
         return None
 
     def _process_events(self, monitor: WorkerMonitor) -> None:
-        """Waits briefly for the gang's events and passes them on."""
+        """Waits briefly for the events of hosts, then records and reports all that is new."""
         for host, event in self.host_pool.poll():
             monitor.record_event(host, event)
-        had_stepped = monitor.has_stepped
         for worker, progress in self._log_progress(monitor):
             if worker.is_chief:
                 self.report(progress)
             elif worker.is_server and progress.phase == "preempted":
                 # A server cannot notify the chief.
-                self._save_and_leave(monitor, "stopping", f"{worker.name} received SIGTERM")
-        if monitor.has_stepped and not had_stepped and self._failed_at:
-            seconds = time.monotonic() - self._failed_at
+                self._save_and_restart(monitor, "stopping", f"{worker.name} received SIGTERM")
+        if self._failed_at and monitor.has_stepped:
+            seconds, self._failed_at = time.monotonic() - self._failed_at, None
             message = f"first new step {seconds:.1f} s after the failure was noticed"
             self._report_event("recovered", message, seconds=round(seconds, 3))
 
     def _log_progress(self, monitor: WorkerMonitor) -> list[tuple[WorkerSpec, ProgressEvent]]:
+        """Copies the new messages of all workers to the log. Returns their new progress events."""
         progress = monitor.read_progress()
         events = [(worker.name, event) for worker, event in progress]
         self._log.copy_new_lines([worker.name for worker in monitor.plan.workers], events)
         return progress
 
+    def _find_lost_host(self, monitor: WorkerMonitor) -> TrainyardError | None:
+        hosts = (self.host_pool.hosts[worker.host] for worker in monitor.plan.workers)
+        return next((MachineError(host.problem) for host in hosts if not host.is_ready), None)
+
+    def _wait_for_cause(self, monitor: WorkerMonitor, first: TrainyardError) -> TrainyardError:
+        """Waits for the reports of other workers. Returns the cause of the failure.
+
+        The first failure may be an echo: a peer of a lost worker exits with a connection error.
+        """
+        deadline = time.monotonic() + _PEER_REPORT_SECONDS
+        while monitor.unfinished and not monitor.is_explained and time.monotonic() < deadline:
+            self._process_events(monitor)
+        return self._find_lost_host(monitor) or monitor.find_cause(first)
+
     def _grow_if_possible(self, monitor: WorkerMonitor) -> None:
-        """Stops the gang for a larger one once hosts have come back."""
+        """Restarts the gang as a larger one once lost hosts are ready again."""
         size = len(monitor.plan.cluster["worker"])
         possible = compute_gang_size(self.config, self.host_pool.ready)
         if not monitor.is_growing and monitor.has_stepped and possible > size:
             monitor.is_growing = True
             reason = f"the hosts can take {possible} workers instead of {size}"
-            self._save_and_leave(monitor, "grow", reason)
+            self._save_and_restart(monitor, "grow", reason)
 
-    def _save_and_leave(self, monitor: WorkerMonitor, phase: str, reason: str) -> None:
-        """Sends the chief SIGTERM: the gang saves its state and ends, and a new one continues."""
+    def _save_and_restart(self, monitor: WorkerMonitor, phase: str, reason: str) -> None:
+        """Sends the chief SIGTERM: the gang saves its state and exits, and a new one continues."""
         self._report_event(phase, f"{reason}. The gang saves its state and starts again")
         chief = monitor.plan.chief
         command = Command(action="signal", name=chief.name, signal=signal.SIGTERM)
         self.host_pool.send(chief.host, command)
 
     def _save_and_stop(self, monitor: WorkerMonitor) -> TrainyardError:
+        """Sends all processes SIGTERM and waits while the gang saves its state."""
         self._report_event("stopping", "the job received SIGTERM. The gang saves its state")
         self.host_pool.send_all(Command(action="signal", signal=signal.SIGTERM))
         deadline = time.monotonic() + _SAVE_SECONDS
@@ -329,19 +334,12 @@ class Gang:
             self._process_events(monitor)
         return MachineError("stopped by SIGTERM")
 
-    def _find_lost_host(self, monitor: WorkerMonitor) -> TrainyardError | None:
-        hosts = (self.host_pool.hosts[worker.host] for worker in monitor.plan.workers)
-        return next((MachineError(host.problem) for host in hosts if not host.is_ready), None)
-
-    def _wait_for_cause(self, monitor: WorkerMonitor, first: TrainyardError) -> TrainyardError:
-        """Returns the first failure, unless a worker that ends a moment later reports its cause.
-
-        A peer's exit is only an echo of the failure.
-        """
-        deadline = time.monotonic() + _PEER_REPORT_SECONDS
-        while monitor.unfinished and not monitor.is_explained and time.monotonic() < deadline:
-            self._process_events(monitor)
-        return self._find_lost_host(monitor) or monitor.find_cause(first)
+    def _end(self, monitor: WorkerMonitor) -> None:
+        """Kills what is left of the incarnation, and records how far it got."""
+        self._kill(monitor)
+        self._log_progress(monitor)
+        self._start_step = monitor.start_step
+        self._has_left_to_grow = monitor.is_growing and monitor.has_saved
 
     def _kill(self, monitor: WorkerMonitor) -> None:
         """Kills the rest of the gang and waits until it is gone.
@@ -358,8 +356,24 @@ class Gang:
                 for host in hosts:
                     self.host_pool.disconnect(host, problem)
 
+    def _prepare_restart(self, failure: TrainyardError) -> None:
+        """Waits, or changes the config, so that the next incarnation can succeed.
+
+        Raises the failure if it can't, and MachineError once the restarts are used up. A gang that
+        stopped to grow restarts at once.
+        """
+        self._failed_at = time.monotonic()
+        self.stop.check()
+        self.check_lease()
+        if not failure.exit_code.is_retried:
+            raise failure
+        if isinstance(failure, OutOfMemory):
+            self._divide_batch(failure)
+        elif not self._has_left_to_grow:
+            self._wait_before_restart(failure)
+
     def _divide_batch(self, failure: OutOfMemory) -> None:
-        """Has the next gang compute the same batch in twice as many parts.
+        """Doubles `micro_batches` for the next incarnation.
 
         Raises ConfigError if the config does not allow that.
         """
@@ -374,28 +388,27 @@ class Gang:
                 "Lower train.global_batch_size, make images or model smaller, or set "
                 "train.precision to bfloat16",
             ) from None
-        self.restarts += 1
-        message = f"{failure}. Restart {self.restarts}, with train.micro_batches: {parts}"
-        _log.warning(message)
-        self._report_event("restart", message)
+        self._report_restart(failure, f", with train.micro_batches: {parts}")
 
     def _wait_before_restart(self, failure: TrainyardError) -> None:
         wait_seconds = self._restart_policy.record_failure(self._start_step)
         if wait_seconds is None:
             raise MachineError(
                 f"{failure}\nThe gang was restarted {self.restarts} times. "
-                f"train.max_restarts is {self.config.max_restarts}, counted from the last "
-                "checkpoint that a restart has passed"
+                f"train.max_restarts is {self.config.max_restarts}, the limit of consecutive "
+                "failures without a new checkpoint"
             )
-        self.restarts += 1
-        delay = f" in {wait_seconds:.0f} s" if wait_seconds else ""
-        message = f"{failure}. Restart {self.restarts}{delay}"
-        _log.warning(message)
-        self._report_event("restart", message)
+        self._report_restart(failure, f" in {wait_seconds:.0f} s" if wait_seconds else "")
         until = time.monotonic() + wait_seconds
         while time.monotonic() < until:
             self.host_pool.poll()
             self.stop.check()
+
+    def _report_restart(self, failure: TrainyardError, details: str) -> None:
+        self.restarts += 1
+        message = f"{failure}. Restart {self.restarts}{details}"
+        _log.warning(message)
+        self._report_event("restart", message)
 
     def _report_event(self, phase: str, message: str, **metrics: float) -> None:
         self._log.write_message(message)

@@ -1,7 +1,6 @@
-"""`gang.log` of an attempt: the messages of all processes of all incarnations in one file.
+"""The log of a gang, `gang.log` in the folder of an attempt, for the people who look for a cause.
 
-It copies from the files of the workers and leaves them as they are. `gang.py` writes it, and people
-read it.
+It copies the messages of the workers and leaves their files as they are. `gang.py` uses it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _MAX_LOG_BYTES = 1 << 20
 
 
 class GangLog:
-    """`gang.log` of an attempt: the messages of all processes of all incarnations in one file.
+    """The messages of all processes of all incarnations in one file.
 
-    Each line has its time and its worker. It is copied from the workers' logs and progress while
-    the gang runs, so the messages of a killed process are kept. A line of a worker's log has the
-    time of its copy. After a failed gang, the first failure is the last line.
+    Each line starts with its time and its worker. New lines are copied while the gang runs, so the
+    messages of a killed process are kept. A line of progress has its own time, and a line of a
+    worker's log the time of the copy. After a failed gang, the last line is the first failure.
     """
 
     def __init__(self, attempt: Attempt):
@@ -37,7 +36,7 @@ class GangLog:
     def copy_new_lines(
         self, names: Iterable[str], events: Iterable[tuple[str, ProgressEvent]]
     ) -> None:
-        """Copies the new complete lines of the workers' logs, and new progress with its workers."""
+        """Copies the new complete lines of the workers' logs, and their new progress events."""
         now = time.time()
         lines = [(event.time, name, str(event)) for name, event in events]
         for name in names:

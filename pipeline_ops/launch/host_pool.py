@@ -146,6 +146,11 @@ class ConnectedHost:
     tries: int = 0
 
     @property
+    def can_fork(self) -> bool:
+        """Returns whether a new gang may use it."""
+        return self.is_ready and not self.is_leaving
+
+    @property
     def is_fenced(self) -> bool:
         return not self.is_ready and time.monotonic() < self.fenced_until
 
@@ -190,7 +195,7 @@ class HostPool:
                 | address
             )
             for host in self.hosts.values()
-            if host.is_ready and not host.is_leaving and host.report
+            if host.can_fork and host.report
         ]
 
     def describe_problems(self) -> str:

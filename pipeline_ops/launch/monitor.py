@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections.abc import Sequence
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
@@ -37,12 +38,12 @@ from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as
 
 SELF_EXPLANATORY = (ExitCode.CONFIG, ExitCode.DATA)
-"""Messages of such an error name place and cure, and no log."""
+"""The message of such an error names place and cure, so it needs no log."""
 _MISSED_HEARTBEATS = 3
 _MAX_NAMES = 4
 _WAITING_RANKS = {COMPILING_PHASE: 1, TRAIN_PHASE: 2, WAITING_PHASE: 2}
-"""Phases in which a worker may wait for others. Of silent workers, one of a lower rank is awaited,
-and of rank 0 in any other phase."""
+"""Phases in which a worker may wait for others. Every other phase has rank 0. If all workers are
+silent, the others wait for one of the lowest rank."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,18 +56,21 @@ class _Process:
     last_progress: float
     phase: str = ""
     step: int | None = None
-    """None until it has taken one."""
+    """None until its first step."""
     done_text: str = ""
-    """How much of the phase is done, if it tells."""
+    """The finished part of the phase, if it reports one."""
     rate: float | None = None
-    """Steps a second, once it is known."""
+    """Steps per second. None until it reports them."""
     exit_code: int | None = None
     """None while it runs."""
     cause_of_end: str = ""
-    """Its host's explanation of its end."""
+    """The explanation of its end by its host."""
 
     def __post_init__(self) -> None:
         self.reader.seek_end()  # earlier incarnations have written to the same file
+
+    def __str__(self) -> str:
+        return f"{self.spec.name} on {self.spec.host}"
 
     @property
     def has_met(self) -> bool:
@@ -82,6 +86,16 @@ class _Process:
     def was_killed(self) -> bool:
         return self.exit_code is not None and self.exit_code < 0 and not self.has_crashed
 
+    def record_progress(self, event: ProgressEvent) -> None:
+        self.last_progress = time.monotonic()
+        if event.phase == "warning":
+            return
+        self.phase = event.phase
+        self.done_text = f"{event.done} of {event.total} {event.unit}" if event.total else ""
+        if event.phase == TRAIN_PHASE:
+            self.step = event.done or 0
+            self.rate = event.rate or self.rate
+
 
 class WorkerMonitor:
     """The processes of one incarnation: their state, and the one that failed first.
@@ -95,25 +109,25 @@ class WorkerMonitor:
         self.plan = plan
         self._config, self._attempt = config, attempt
         self._started = now = time.monotonic()
-        # A host with another disk sends what is in its own file, and that file is not here.
+        # The launcher's own files: the agent of a host with another disk sends their content.
         files = {spec.name: attempt.worker_progress(spec.name) for spec in plan.workers}
         self._processes = {
             spec.name: _Process(spec, ProgressReader(open_path(files[spec.name])), now, now)
             for spec in plan.workers
         }
         self._ended: list[_Process] = []
-        """In the order in which they ended."""
+        """In the order of their ends."""
         self.start_step = 0
         """The step of the checkpoint from which the gang continued."""
         self.is_growing = False
         """Whether the gang was asked to stop for a larger one."""
         self.has_saved = False
-        """Whether the chief has saved its state and left, because a process was asked to stop."""
+        """Whether the chief has saved its state and exited, because a process got SIGTERM."""
 
     @property
     def unfinished(self) -> list[str]:
-        """The processes that must still end. Servers never do by themselves."""
-        return [process.spec.name for process in self._running if not process.spec.is_server]
+        """The processes that must still end. Servers never end by themselves."""
+        return [process.spec.name for process in self._awaited]
 
     @property
     def running_hosts(self) -> set[str]:
@@ -132,6 +146,10 @@ class WorkerMonitor:
     def _running(self) -> list[_Process]:
         return [process for process in self._processes.values() if process.exit_code is None]
 
+    @property
+    def _awaited(self) -> list[_Process]:
+        return [process for process in self._running if not process.spec.is_server]
+
     def record_event(self, host: str, event: Event) -> None:
         match event.event:
             case "ended" if process := self._processes.get(event.name):
@@ -149,16 +167,8 @@ class WorkerMonitor:
         for process in self._processes.values():
             for event in process.reader.read_new():
                 events.append((process.spec, event))
-                process.last_progress = time.monotonic()
-                if event.phase != "warning":
-                    process.phase = event.phase
-                    process.done_text = (
-                        f"{event.done} of {event.total} {event.unit}" if event.total else ""
-                    )
+                process.record_progress(event)
                 match event.phase:
-                    case "train":
-                        process.step = event.done or 0
-                        process.rate = event.rate or process.rate
                     case "restored" if process.spec.is_chief:
                         self.start_step = event.done or 0
                     case "preempted" if process.spec.is_chief:
@@ -166,21 +176,21 @@ class WorkerMonitor:
         return events
 
     def find_failure(self) -> TrainyardError | None:
-        """The first process that ended badly, hangs or has not started."""
+        """Finds the first process that ended badly, hangs or has not started."""
         for process in self._ended:
             if process.exit_code != 0 or process.spec.is_server:
                 return self._explain_exit(process)
         return (
-            self._find_silent_worker(self._config.heartbeat_timeout_seconds)
-            or self._find_late_worker()
+            self._find_silent_process(self._config.heartbeat_timeout_seconds)
+            or self._find_stuck_worker()
         )
 
     def find_cause(self, first: TrainyardError) -> TrainyardError:
-        """The failure that explains most, after the peers have had a moment to report theirs.
+        """Finds the cause of a failure, after the peers have had a moment to report theirs.
 
         An error of config, data or code comes before a lack of memory, this before a killed
-        process, and a killed process before one that hangs. Then comes a crash, and last a peer's
-        report of a lost connection.
+        process, and a killed process before one that hangs. Then comes a crash, and last the report
+        of a lost connection.
         """
         exits = [(each, self._explain_exit(each)) for each in self._ended if each.exit_code]
         permanent = [failure for _, failure in exits if not failure.exit_code.is_retried]
@@ -188,10 +198,10 @@ class WorkerMonitor:
         killed = [failure for process, failure in exits if process.was_killed]
         if permanent or killed:
             return [*permanent, *killed][0]
-        if silent := self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
+        if silent := self._find_silent_process(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
             return silent
         crashed = [failure for process, failure in exits if process.has_crashed]
-        return (self._find_late_worker() or crashed[0]) if crashed else first
+        return (self._find_stuck_worker() or crashed[0]) if crashed else first
 
     def _explain_exit(self, process: _Process) -> TrainyardError:
         code, step = process.exit_code or 0, f"at step {process.step or 0}"
@@ -211,78 +221,33 @@ class WorkerMonitor:
         failure = self._blame(process, f"failed {step}: {status.message}", status.exit_code)
         return OutOfMemory(*failure.args) if status.is_out_of_memory else failure
 
-    def _blame(
-        self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
-    ) -> TrainyardError:
-        message = f"{process.spec.name} on {process.spec.host} {problem.rstrip('.')}"
-        if exit_code not in SELF_EXPLANATORY:
-            message += f". Its log is {self._attempt.worker_log(process.spec.name)}"
-        return make_error(exit_code, message)
+    def _find_silent_process(self, limit_seconds: float) -> TrainyardError | None:
+        """Finds a process without a recent heartbeat: its agent has not seen it run."""
+        now = time.monotonic()
+        for process in self._running:
+            if (silent_seconds := now - process.last_heartbeat) > limit_seconds:
+                return self._blame(
+                    process,
+                    f"has sent no heartbeat for {silent_seconds:.0f} s "
+                    + (f"in the phase {process.phase} " if process.phase else "")
+                    + "(train.heartbeat_timeout_seconds is "
+                    f"{self._config.heartbeat_timeout_seconds}). "
+                    "It is stopped, or its machine hangs",
+                )
+        return None
 
-    def _find_silent_worker(self, limit_seconds: float) -> TrainyardError | None:
-        """Finds a process that its agent has not seen running."""
-        now, running = time.monotonic(), self._running
-        silent = [process for process in running if now - process.last_heartbeat > limit_seconds]
-        if not silent:
-            return None
-        process = silent[0]
-        return self._blame(
-            process,
-            f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "
-            + (f"in the phase {process.phase} " if process.phase else "")
-            + f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
-            "It is stopped, or its machine hangs",
-        )
-
-    def _find_late_worker(self) -> TrainyardError | None:
-        """Finds a process that has not met the others in time, or that makes no progress.
-
-        Workers wait for each other, so the gang advances as long as one of them does. Once all are
-        silent, it is the one that the others wait for: it is in no phase in which workers wait, or
-        has been in such a phase for longest.
-        """
-        now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
+    def _find_stuck_worker(self) -> TrainyardError | None:
+        """Finds a worker that has not met the others in time, or that makes no progress."""
+        awaited = self._awaited
         if late := [process for process in awaited if not process.has_met]:
-            return self._describe_start(late[0])
-        if not awaited:
-            return None
-        silent = now - max(process.last_progress for process in awaited)
-        process = min(
-            awaited, key=lambda each: (_WAITING_RANKS.get(each.phase, 0), each.last_progress)
-        )
-        if process.phase == TRAIN_PHASE:
-            limit = self._compute_call_limit(process)
-            rule = f"train.step_timeout_seconds is {self._config.step_timeout_seconds}"
-        else:
-            limit = self._config.phase_timeout_seconds
-            rule = f"train.phase_timeout_seconds is {limit}"
-        if silent <= limit:
-            return None
-        problem = (
-            f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
-            + (f", after {process.done_text}" if process.done_text else "")
-        )
-        if alike := [each for each in awaited if each.phase == process.phase and each != process]:
-            names = [f"{each.spec.name} on {each.spec.host}" for each in alike]
-            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            problem += f". {', '.join(names[:_MAX_NAMES])}{more} may be what it waits for there"
-        return self._blame(process, f"{problem}. Raise the limit if this may take longer")
+            return self._find_missed_start(late[0])
+        return self._find_hanging_worker(awaited) if awaited else None
 
-    def _compute_call_limit(self, process: _Process) -> float:
-        """The time that a call of `steps_per_call` steps may take. Nothing is reported in it.
-
-        Once the rate is known, that is the time of a step more than twice the usual time of a call.
-        """
-        step_seconds, steps = self._config.step_timeout_seconds, self._config.steps_per_call
-        limit: float = step_seconds * steps
-        return min(limit, step_seconds + 2 * steps / process.rate) if process.rate else limit
-
-    def _describe_start(self, late: _Process) -> TrainyardError | None:
+    def _find_missed_start(self, late: _Process) -> TrainyardError | None:
         if time.monotonic() - self._started <= self._config.start_timeout_seconds:
             return None
         states = ", ".join(
-            f"{process.spec.name} on {process.spec.host} "
-            + (f"is {process.phase}" if process.phase else "has not started")
+            f"{process} is {process.phase}" if process.phase else f"{process} has not started"
             for process in self._running
         )
         return MachineError(
@@ -290,3 +255,48 @@ class WorkerMonitor:
             f"(train.start_timeout_seconds): {states}. "
             f"The log of {late.spec.name} is {self._attempt.worker_log(late.spec.name)}"
         )
+
+    def _find_hanging_worker(self, awaited: Sequence[_Process]) -> TrainyardError | None:
+        """Finds the worker for which the others wait, once all have been silent for too long.
+
+        Workers wait for each other, so the gang advances as long as one of them does. The one that
+        hangs is in no phase in which workers wait, or has been in such a phase for longest.
+        """
+        silent_seconds = time.monotonic() - max(process.last_progress for process in awaited)
+        process = min(
+            awaited, key=lambda each: (_WAITING_RANKS.get(each.phase, 0), each.last_progress)
+        )
+        if process.phase == TRAIN_PHASE:
+            limit_seconds = self._compute_call_limit(process)
+            rule = f"train.step_timeout_seconds is {self._config.step_timeout_seconds}"
+        else:
+            limit_seconds = self._config.phase_timeout_seconds
+            rule = f"train.phase_timeout_seconds is {limit_seconds}"
+        if silent_seconds <= limit_seconds:
+            return None
+        problem = (
+            f"has reported no progress for {silent_seconds:.0f} s in the phase {process.phase} "
+            f"({rule})" + (f", after {process.done_text}" if process.done_text else "")
+        )
+        if peers := [each for each in awaited if each.phase == process.phase and each != process]:
+            names = ", ".join(map(str, peers[:_MAX_NAMES]))
+            more = f" and {len(peers) - _MAX_NAMES} more" if len(peers) > _MAX_NAMES else ""
+            problem += f". It may be waiting for its peers in this phase: {names}{more}"
+        return self._blame(process, f"{problem}. Raise the limit if this may take longer")
+
+    def _compute_call_limit(self, process: _Process) -> float:
+        """Returns the limit in seconds of a call of `steps_per_call` steps, which reports nothing.
+
+        Once the rate is known, it is twice the usual time of a call, and the limit of one step.
+        """
+        step_seconds, steps = self._config.step_timeout_seconds, self._config.steps_per_call
+        limit: float = step_seconds * steps
+        return min(limit, step_seconds + 2 * steps / process.rate) if process.rate else limit
+
+    def _blame(
+        self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
+    ) -> TrainyardError:
+        message = f"{process} {problem.rstrip('.')}"
+        if exit_code not in SELF_EXPLANATORY:
+            message += f". Its log is {self._attempt.worker_log(process.spec.name)}"
+        return make_error(exit_code, message)

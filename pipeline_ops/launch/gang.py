@@ -1,4 +1,4 @@
-"""The supervisor: starts a gang as a whole, monitors its processes, restarts it after a failure.
+"""The supervisor: starts a gang as a whole, supervises it, and restarts it after a failure.
 
 It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
 new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
@@ -47,7 +47,7 @@ _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
 _KILL_SECONDS = 3.0
 _SAVE_SECONDS = 25.0
-"""Machines that are about to be taken away usually give thirty seconds."""
+"""Shorter than the thirty seconds that a preempted machine usually has."""
 _BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -120,7 +120,7 @@ class Gang:
     stored: StoredWork | None = None
     check_lease: Callable[[], None] = lambda: None
     restarts: int = dataclasses.field(default=0, init=False)
-    """The number of restarts after failures. A gang that only changes its size is not counted."""
+    """The number of restarts after failures, without those that only make the gang larger."""
 
     def __post_init__(self) -> None:
         self._log = GangLog(self.attempt)

@@ -72,8 +72,8 @@ class CheckpointStore:
     """The token of the job's lease."""
     keep: int
     """The number of newest checkpoints to keep."""
-    is_exchanged: bool
-    """Whether a gang on several disks exchanges its checkpoints through the store. Then only those
+    is_shared: bool
+    """Whether a gang on several disks shares its checkpoints through the store. Then only those
     in the store count, because all workers must read the same ones.
     """
 

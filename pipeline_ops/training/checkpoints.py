@@ -104,9 +104,9 @@ class Checkpoints:
     ):
         self.folder, self._keep, self._paths = folder, keep, paths
         self.store, self._gather, self._is_chief = store, gather, is_chief
-        self.saved_step, self._is_exchanged = 0, store is not None and store.is_exchanged
+        self.saved_step, self._is_shared = 0, store is not None and store.is_shared
         self._remedy = "Mount the same folder on all hosts."
-        if self._is_exchanged:
+        if self._is_shared:
             self._remedy = "The chief's warnings say why it was not stored."
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._written = make_done(None)
@@ -166,7 +166,7 @@ class Checkpoints:
         hosts need it from the store, and it was not stored.
         """
         self.wait()
-        if self._is_exchanged and not self.wait_until_stored(timeout_seconds):
+        if self._is_shared and not self.wait_until_stored(timeout_seconds):
             raise MachineError(
                 f"the last checkpoint in {self.folder} was not stored, or not within "
                 f"{timeout_seconds:.0f} s (train.phase_timeout_seconds). {self._remedy}"
@@ -243,12 +243,12 @@ class Checkpoints:
     ) -> Restored | None:
         """Returns this host's newest undamaged checkpoint. Calls `warn` for each damaged one."""
         stored = set(self.store.list_ids()) if self.store else set()
-        local = set() if self._is_exchanged else set(self._list_newest_first())
+        local = set() if self._is_shared else set(self._list_newest_first())
         for checkpoint in sorted(stored | local, reverse=True):
             if at_most is not None and checkpoint > at_most:
                 continue
             try:
-                if not self._is_exchanged:
+                if not self._is_shared:
                     with contextlib.suppress(Exception):
                         return self._read(checkpoint)
                 # The store's copy, whose upload may be late or failed. For a gang on several disks

@@ -335,7 +335,7 @@ def _open_checkpoints(
     if spec.stored:
         work.mkdir(parents=True, exist_ok=True)
         root = open_root(spec.stored.uri)
-        store = CheckpointStore(root, spec.stored.token, KEEP, spec.stored.is_exchanged)
+        store = CheckpointStore(root, spec.stored.token, KEEP, spec.stored.is_shared)
     return Checkpoints(
         work,
         KEEP,
@@ -368,7 +368,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
         folders = (work / name for name in (CALLBACKS, TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
         paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
-    if spec.stored and spec.stored.is_exchanged:  # for a launcher on another host
+    if spec.stored and spec.stored.is_shared:  # for a launcher on another host
         store_files(work, paths, open_root(spec.stored.locate_results(spec.name)))
 
 

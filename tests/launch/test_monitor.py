@@ -12,7 +12,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.gang import WorkerMonitor
+from pipeline_ops.launch.monitor import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
 from pipeline_ops.storage.local_files import write_json
 

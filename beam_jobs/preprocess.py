@@ -60,7 +60,7 @@ def preprocess(job: Job) -> ExitCode:
     return ExitCode.SUCCESS
 
 
-class _Plan(NamedTuple):
+class _DatasetPlan(NamedTuple):
     """The decisions before the first shard is built."""
 
     decision: duplicates.CollectionDecision
@@ -87,7 +87,7 @@ def _read_source(job: Job, config: Preprocess) -> SourceData:
     return read_source_data(config, listing, config_file, partial(_read_transformed, job, config))
 
 
-def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _Plan:
+def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _DatasetPlan:
     """Decides which records belong to which split, and which shards have to be built."""
     previous = generations.read_previous_dataset(job.request)
     reference_hashes = generations.collect_known_hashes(previous)
@@ -97,14 +97,14 @@ def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _Plan:
     delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
     if previous:
         _log.info("%s", delta.reason)
-    return _Plan(decision, delta, previous, hashes)
+    return _DatasetPlan(decision, delta, previous, hashes)
 
 
 def _describe_dataset(
     job: Job,
     config: Preprocess,
     source: SourceData,
-    plan: _Plan,
+    plan: _DatasetPlan,
     summaries: Sequence[ShardSummary],
     draft: ArtifactDraft,
 ) -> dataset.DatasetFigures:
@@ -133,7 +133,7 @@ def _describe_dataset(
     return figures
 
 
-def _write_index(draft: ArtifactDraft, plan: _Plan, built: Sequence[ShardSummary]) -> None:
+def _write_index(draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[ShardSummary]) -> None:
     quarantined = plan.decision.quarantined
     entries = generations.build_index_entries(plan.delta, built, quarantined, plan.hashes)
     dataset.write_index(draft.folder / dataset.INDEX, entries)

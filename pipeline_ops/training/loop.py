@@ -42,7 +42,7 @@ from pipeline_ops.input.framework_internals import (
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
 from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.training.optimizer import make_optimizer
-from pipeline_ops.training.usage import StepClock, StepTimes, Waits
+from pipeline_ops.training.usage import ClockTimes, StepClock, Waits
 from pipeline_ops.training.weight_files import Arrays, Paths, number_paths
 
 _TIMED_CALLS = 16
@@ -559,7 +559,7 @@ class SynchronousLoop(Loop):
     ) -> tuple[StepSums, tf.Tensor, tf.Tensor, Waits]:
         clock, last_weight = StepClock(is_timed), self.model.trainable_variables[-1]
 
-        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor, times: StepTimes) -> Any:
+        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor, times: ClockTimes) -> Any:
             batch, times = clock.wait_for(batches.get_next, number, times)
             self._set_learning_rate(learning_rates[number])
             taken, communication = self._get_first(  # the same on every replica

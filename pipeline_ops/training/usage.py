@@ -44,7 +44,7 @@ def read_clock(
     return tf.cond(is_timed, read, lambda: tf.zeros([], tf.float64))
 
 
-class StepTimes(NamedTuple):
+class ClockTimes(NamedTuple):
     """The variables of a loop over steps that a `StepClock` keeps."""
 
     waits: Waits
@@ -58,13 +58,13 @@ class StepClock:
     def __init__(self, is_timed: bool | tf.Tensor):
         self.is_timed = is_timed
 
-    def start(self) -> StepTimes:
+    def start(self) -> ClockTimes:
         zero = tf.zeros([], tf.float64)
-        return StepTimes(Waits(zero, zero), zero)
+        return ClockTimes(Waits(zero, zero), zero)
 
     def wait_for(
-        self, get_batch: Callable[[], Any], number: tf.Tensor, times: StepTimes
-    ) -> tuple[Any, StepTimes]:
+        self, get_batch: Callable[[], Any], number: tf.Tensor, times: ClockTimes
+    ) -> tuple[Any, ClockTimes]:
         """Returns the next batch, for which the worker waits since its last step has ended."""
         begun = read_clock(number, self.is_timed)  # once the host has scheduled the last step
         with tf.control_dependencies([begun]):
@@ -86,11 +86,13 @@ class StepClock:
         with tf.control_dependencies(totals):
             return totals, read_clock(totals[-1], self.is_timed, computed)
 
-    def end_step(self, times: StepTimes, communication: tf.Tensor, weight: tf.Tensor) -> StepTimes:
+    def end_step(
+        self, times: ClockTimes, communication: tf.Tensor, weight: tf.Tensor
+    ) -> ClockTimes:
         """Adds the seconds of an exchange. The step ends when a weight has its new value."""
         with tf.device("CPU:0"):
             waits = times.waits._replace(communication=times.waits.communication + communication)
-        return StepTimes(waits, read_clock(weight, self.is_timed))
+        return ClockTimes(waits, read_clock(weight, self.is_timed))
 
 
 @dataclasses.dataclass

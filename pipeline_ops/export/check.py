@@ -89,7 +89,7 @@ def _serve_first(references: References) -> tuple[PredictFunction, np.ndarray]:
 
 
 def check_serving(folder: Path, references: References, config: Export) -> None:
-    """Predicts some of the references as `trainyard serve` does, in rows and in columns.
+    """Predicts some of the references as `trainyard serve` does.
 
     Raises DataError if the version cannot be loaded, or if it gives other answers than it gives in
     this process.
@@ -100,21 +100,18 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
     wanted = references.answer_files(files)
     images = [{"b64": base64.b64encode(file).decode()} for file in files]
     model = LoadedModel(1, folder, [], references.model.loaded)
-    answers = []
-    for body in ({"instances": images}, {"inputs": {"image_bytes": images}}):
-        try:
-            # Through JSON, as a client gets it.
-            answers.append(json.loads(json.dumps(predict(model, json.dumps(body).encode()))))
-        except BadRequest as error:
-            raise DataError(
-                f"a server refuses the reference examples: {error}. Nothing was published."
-            ) from error
-    rows, columns = answers[0]["predictions"], answers[1]["outputs"]
-    for found in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
-        predictions = {name: np.array(values) for name, values in found.items()}
-        compare(
-            wanted,
-            references.pack(predictions),
-            choose_rule("saved_model", config),
-            "the model behind a server",
-        )
+    try:
+        # Through JSON, as a client gets it.
+        answer = json.loads(json.dumps(predict(model, json.dumps({"instances": images}).encode())))
+    except BadRequest as error:
+        raise DataError(
+            f"a server refuses the reference examples: {error}. Nothing was published."
+        ) from error
+    rows = answer["predictions"]
+    predictions = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    compare(
+        wanted,
+        references.pack(predictions),
+        choose_rule("saved_model", config),
+        "the model behind a server",
+    )

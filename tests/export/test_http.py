@@ -160,7 +160,7 @@ def test_all_bodies_together_have_a_limit():
         (b'{"instances": [' + b'"ab",' * 4_000_000 + b'"ab"]}', "4000000 lists, objects and texts"),
         (b'{"instances": ' + b'{"b64":' * 100_000, "nested too deeply"),
         (b'{"instances": [' + b"1" * 5_000 + b"]}", "JSON Parse error: Exceeds the limit"),
-        (b'{"instances": ["\\ud800"]}', "surrogates not allowed"),
+        (b'{"instances": ["\\ud800"]}', "must be the bytes of an image file"),
     ],
     ids=["deep", "lists", "texts", "deep_objects", "digits", "surrogate"],
 )

@@ -110,9 +110,7 @@ def compare_classes(
     for keys, outputs in answer_files(client, tests):
         chosen += [rows[key] for key in keys]
         is_finite = np.isfinite(outputs["probabilities"]).all(axis=1)
-        not_finite = not_finite.add(
-            key for key, is_right in zip(keys, is_finite, strict=True) if not is_right
-        )
+        not_finite = not_finite.add(keys, is_finite)
         found.append(np.where(is_finite, outputs["classes"], -1))
     labels_M, images_M, files_M = labels[chosen], classes[chosen], np.concatenate(found)
     is_right = files_M == labels_M

@@ -46,9 +46,8 @@ from pipeline_ops.evaluation.metrics import (
     compute_interval_95,
 )
 from pipeline_ops.evaluation.slices import (
-    compute_slice_values,
+    SliceValues,
     iterate_values,
-    join_slice_values,
     list_features,
 )
 from pipeline_ops.jobs.runner import Job
@@ -300,7 +299,7 @@ def _detect_all(
     features = list_features(config.slices)
     detections: list[list[ImageDetections]] = [[] for _ in clients]
     limits = [0] * len(clients)
-    values: dict[str, list[str]] = {part.title: [] for part in config.slices}
+    values = SliceValues(config.slices)
     shards, removed = inputs.test_shards, inputs.removed_test_positions
     read = iter(read_true_boxes(shards, removed, features))
     while part := list(itertools.islice(read, min(config.batch_size, _MAX_BATCH_IMAGES))):
@@ -314,8 +313,7 @@ def _detect_all(
             outputs = client.predict(batch)
             limits[index] = outputs[_SCORES].shape[1]
             detections[index] += to_image_detections(outputs)
-        for title, more in compute_slice_values(batch, config.slices).items():
-            values[title] += more
+        values.add(batch)
         scenes += [dataclasses.replace(scene, image=b"") for scene in part]
         job.progress.report("evaluate", len(scenes), total, "images")
     if len(scenes) != total:
@@ -323,7 +321,7 @@ def _detect_all(
             f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
             f"the manifest lists {total}. Run preprocess again."
         )
-    return scenes, detections, join_slice_values(values, config.slices), limits
+    return scenes, detections, values.join(), limits
 
 
 def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> list[str]:
@@ -386,15 +384,15 @@ def drop_not_finite(
 
     What is left out finds no object. `found` are those of other images.
     """
-    kept = list[ImageDetections]()
-    for key, answer in zip(keys, detections, strict=True):
+    kept, are_finite = list[ImageDetections](), list[bool]()
+    for answer in detections:
         is_finite = np.isfinite(answer.boxes).all(axis=1) & np.isfinite(answer.scores)
-        if not is_finite.all():
-            found = found.add([key])
+        are_finite.append(bool(is_finite.all()))
+        if not are_finite[-1]:
             parts = (answer.boxes, answer.classes, answer.scores)
             answer = ImageDetections(*(part[is_finite] for part in parts))
         kept.append(answer)
-    return kept, found
+    return kept, found.add(keys, are_finite)
 
 
 def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:

@@ -107,26 +107,30 @@ def match_all(
 
 
 def _to_pixels(
-    boxes: TrueBoxes | ImageDetections, key: str, size: tuple[int, int], num_classes: int
+    found: TrueBoxes | ImageDetections, key: str, size: tuple[int, int], num_classes: int
 ) -> np.ndarray:
-    """Returns the boxes of one image as COCO has them: xmin, ymin, width, height in pixels."""
-    corners = boxes.boxes.astype(np.float64) * np.array([*size, *size])
-    bad = ~np.isfinite(corners).all(axis=1) | (boxes.classes < 0) | (boxes.classes >= num_classes)
-    if isinstance(boxes, ImageDetections):
-        bad |= ~np.isfinite(boxes.scores)
+    """Returns the boxes of one image in pixels with their areas, float64 [., 5].
+
+    Ends are starts plus extents, because COCO's boxes have extents and no ends.
+    """
+    corners = found.boxes.astype(np.float64) * np.array([*size, *size])
+    bad = ~np.isfinite(corners).all(axis=1) | (found.classes < 0) | (found.classes >= num_classes)
+    if isinstance(found, ImageDetections):
+        bad |= ~np.isfinite(found.scores)
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{key}: {'detection' if isinstance(boxes, ImageDetections) else 'true box'} {i} has "
-            f"class {boxes.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
+            f"{key}: {'detection' if isinstance(found, ImageDetections) else 'true box'} {i} has "
+            f"class {found.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
             "Corners and score must be finite, and the class must exist."
         )
-    ymin, xmin, ymax, xmax = corners.T
-    return np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
+    boxes_5 = add_areas(corners)
+    boxes_5[:, 2:4] = corners[:, :2] + (corners[:, 2:] - corners[:, :2])
+    return boxes_5
 
 
 def _match(
-    image: int, boxes_d4: np.ndarray, true_boxes_m4: np.ndarray, is_crowd_m: np.ndarray
+    image: int, boxes_d5: np.ndarray, true_boxes_m5: np.ndarray, is_crowd_m: np.ndarray
 ) -> ClassMatches:
     """Matches the detections of a class in one image, the best score first.
 
@@ -134,13 +138,13 @@ def _match(
     A crowd is always free. A true box that need not be found, a crowd or one of another size, is
     taken if there is no other.
     """
-    is_other_size = ~_is_in_range(true_boxes_m4[:, 2:].prod(axis=1))
+    is_other_size = ~_is_in_range(true_boxes_m5[:, 4])
     is_ignored_Rm = is_other_size | is_crowd_m
-    shape = len(RANGES), len(_OVERLAPS), len(boxes_d4)
+    shape = len(RANGES), len(_OVERLAPS), len(boxes_d5)
     is_right = np.zeros(shape, bool)
-    is_counted = np.repeat(_is_in_range(boxes_d4[:, 2:].prod(axis=1))[:, np.newaxis], shape[1], 1)
-    is_taken = np.zeros((*shape[:2], len(true_boxes_m4)), bool)
-    overlaps_dm = _compute_overlaps(boxes_d4, true_boxes_m4, is_crowd_m)
+    is_counted = np.repeat(_is_in_range(boxes_d5[:, 4])[:, np.newaxis], shape[1], 1)
+    is_taken = np.zeros((*shape[:2], len(true_boxes_m5)), bool)
+    overlaps_dm = compute_overlaps(boxes_d5, true_boxes_m5, is_crowd_m)
     is_near_dm = overlaps_dm >= _OVERLAPS[0]
     for detection in np.flatnonzero(is_near_dm.any(axis=1)):
         near = np.flatnonzero(is_near_dm[detection])[::-1]  # so that argmax finds the last one
@@ -161,7 +165,7 @@ def _match(
         np.arange(count),
         is_right,
         is_counted,
-        np.full(len(true_boxes_m4), image),
+        np.full(len(true_boxes_m5), image),
         ~is_ignored_Rm,
     )
 
@@ -172,18 +176,25 @@ def _is_in_range(areas_d: np.ndarray) -> np.ndarray:
     return is_in_range
 
 
-def _compute_overlaps(
-    boxes_d4: np.ndarray, true_boxes_m4: np.ndarray, is_crowd_m: np.ndarray
+def add_areas(boxes_n4: np.ndarray) -> np.ndarray:
+    """Returns [n, 5], the corners ymin xmin ymax xmax of boxes and their areas."""
+    extents = boxes_n4[:, 2:] - boxes_n4[:, :2]
+    return np.column_stack([boxes_n4, extents.prod(axis=1)])
+
+
+def compute_overlaps(
+    boxes_d5: np.ndarray, true_boxes_m5: np.ndarray, is_crowd_m: np.ndarray
 ) -> np.ndarray:
     """Returns float64 [d, m]: intersection over union, and over the detection's area for a crowd.
 
-    It computes as `maskApi.c` does, so that borderline cases are the same.
+    It computes as `maskApi.c` does, so that borderline cases are the same. Boxes are those of
+    `add_areas`.
     """
-    boxes, true_boxes = boxes_d4[:, np.newaxis], true_boxes_m4[np.newaxis]
-    ends = np.minimum(boxes[..., :2] + boxes[..., 2:], true_boxes[..., :2] + true_boxes[..., 2:])
-    width, height = np.moveaxis(ends - np.maximum(boxes[..., :2], true_boxes[..., :2]), -1, 0)
-    shared = np.where((width > 0) & (height > 0), width * height, 0.0)
-    areas, true_areas = boxes[..., 2] * boxes[..., 3], true_boxes[..., 2] * true_boxes[..., 3]
+    boxes, true_boxes = boxes_d5[:, np.newaxis], true_boxes_m5[np.newaxis]
+    ends = np.minimum(boxes[..., 2:4], true_boxes[..., 2:4])
+    height, width = np.moveaxis(ends - np.maximum(boxes[..., :2], true_boxes[..., :2]), -1, 0)
+    shared = np.where((height > 0) & (width > 0), height * width, 0)
+    areas, true_areas = boxes[..., 4], true_boxes[..., 4]
     whole = np.where(is_crowd_m, areas, areas + true_areas - shared)
     return np.divide(shared, whole, out=np.zeros(shared.shape), where=shared > 0)
 

@@ -31,7 +31,9 @@ from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, f
 from pipeline_ops.evaluation.coco import (
     RANGES,
     ClassMatches,
+    add_areas,
     compute_known_figures,
+    compute_overlaps,
     draw_figures,
     match_all,
     trace_curves,
@@ -422,7 +424,8 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.n
     true box of each detection, -1 for none; and bool [D], true for a detection in a crowd, which is
     neither right nor wrong.
     """
-    ious = _compute_overlaps(detected.boxes, truth)
+    boxes = add_areas(detected.boxes), add_areas(truth.boxes)
+    ious = compute_overlaps(*boxes, truth.is_crowd)
     truth_indexes = np.full(len(detected.boxes), -1)
     is_ignored = np.zeros(len(detected.boxes), bool)
     free = ~truth.is_crowd
@@ -436,22 +439,6 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.n
         else:
             is_ignored[i] = (ious[i, truth.is_crowd] >= _MIN_IOU).any()
     return truth_indexes, is_ignored
-
-
-def _compute_overlaps(boxes: np.ndarray, truth: TrueBoxes) -> np.ndarray:
-    """Returns float [D, T]: intersection over union, and over the detection's area for a crowd."""
-    low = np.maximum(boxes[:, None, :2], truth.boxes[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], truth.boxes[None, :, 2:])
-    inter = np.prod(np.clip(high - low, 0, None), axis=-1)
-    areas, true_areas = _compute_areas(boxes)[:, None], _compute_areas(truth.boxes)[None]
-    whole = np.where(truth.is_crowd[None], areas, areas + true_areas - inter)
-    overlaps: np.ndarray = np.divide(inter, whole, out=np.zeros(inter.shape), where=whole > 0)
-    return overlaps
-
-
-def _compute_areas(boxes: np.ndarray) -> np.ndarray:
-    areas: np.ndarray = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    return areas
 
 
 def recommend_min_score(
@@ -509,7 +496,7 @@ def count_mistakes(
         classes, predicted = scene.classes[counted], predicted[counted]
         np.add.at(confusion, (classes, predicted), 1)
         np.add.at(confusion, (num_classes, detected.classes[~is_matched & ~is_ignored]), 1)
-        areas = _compute_areas(scene.boxes[counted]) * size[0] * size[1]
+        areas = add_areas(scene.boxes[counted])[:, 4] * size[0] * size[1]
         sizes = np.digitize(areas, list(_SIZES.values()))
         np.add.at(by_size, (sizes, 0), 1)
         np.add.at(by_size, (sizes, 1), classes == predicted)

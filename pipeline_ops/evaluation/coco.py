@@ -23,7 +23,8 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
+from pipeline_ops.evaluation.metrics import NUM_SAMPLES, SEED, draw_weights
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS, read_precisions
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 _OVERLAPS = np.linspace(0.5, 0.95, 10)
@@ -352,14 +353,8 @@ def trace_curves(matches: ClassMatches) -> np.ndarray:
     curves, num_true = np.zeros((len(_OVERLAPS), len(RECALL_THRESHOLDS))), matches.is_true[0].sum()
     for overlap, curve in enumerate(curves):
         is_right = matches.is_right[0, overlap, matches.is_counted[0, overlap]]
-        right_P = is_right.cumsum()[is_right]
-        if not len(right_P):
-            continue
-        precisions_P = right_P / (np.flatnonzero(is_right) + 1)
-        best_P = np.maximum.accumulate(precisions_P[::-1])[::-1]
-        places = np.searchsorted(right_P / num_true, RECALL_THRESHOLDS)
-        is_reached = places < len(right_P)
-        curve[is_reached] = best_P[places[is_reached]]
+        right_P, found_P = is_right.cumsum()[is_right], np.flatnonzero(is_right) + 1
+        curve[:] = read_precisions(right_P, found_P, num_true)
     return curves
 
 

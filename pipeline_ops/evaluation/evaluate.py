@@ -76,7 +76,7 @@ def evaluate(job: Job) -> ExitCode:
             **draft.figures,
             "class_names": names,
             "leaks": leaks._asdict(),
-            # Of each model by class, at `metrics.RECALL_THRESHOLDS`.
+            # Of each model by class, at `RECALL_THRESHOLDS`.
             "precision_at_recall": [
                 {name: curve.round(4).tolist() for name, curve in curves.items()}
                 for curves in found.curves

@@ -24,11 +24,10 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.evaluation.slices import iterate_values
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS, compute_rates
 
 NUM_SAMPLES, SEED = 1000, 1
 """The draws of the test examples for every interval, and their seed."""
-RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
-"""The recalls at which precision-recall curves are read, as in COCO."""
 Curves = Mapping[str, np.ndarray]
 """Precision-recall curves by class: the precision at each of RECALL_THRESHOLDS, float [101]."""
 Interval = tuple[float, float]
@@ -176,7 +175,7 @@ def compute_class_figures(confusion: np.ndarray, class_names: Sequence[str]) -> 
     """Returns precision, recall and F1 of each class. `confusion` is int [C or more, C or more]."""
     size = len(class_names)
     support = confusion.sum(axis=1)[:size]
-    rates = _compute_rates(confusion.diagonal()[:size], confusion.sum(axis=0)[:size], support)
+    rates = compute_rates(confusion.diagonal()[:size], confusion.sum(axis=0)[:size], support)
     return [
         ClassFigures(
             name=name,
@@ -252,7 +251,7 @@ def _compute_metrics(
     """Returns the metrics that are made of counts, with K cells of examples in B weightings."""
     right_BK, total_B = weights_BK * (labels_K == classes_K), weights_BK.sum(axis=1)
     support_BC = _sum_by_class(weights_BK, labels_K, num_classes)
-    rates_BC = _compute_rates(
+    rates_BC = compute_rates(
         _sum_by_class(right_BK, labels_K, num_classes),
         _sum_by_class(weights_BK, classes_K, num_classes),
         support_BC,
@@ -277,21 +276,6 @@ def _sum_by_class(values_BK: np.ndarray, classes_K: np.ndarray, num_classes: int
     sums_BC = np.zeros((len(values_BK), num_classes))
     sums_BC[:, found] = np.add.reduceat(values_BK[:, order], starts, axis=1)
     return sums_BC
-
-
-def _compute_rates(
-    right: np.ndarray, predicted: np.ndarray, support: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns precision, recall and F1 from counts by class. 0 / 0 is 0."""
-
-    def divide(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-        return np.divide(parts, wholes, out=np.zeros(parts.shape), where=wholes > 0)
-
-    return {
-        "precision": divide(right, predicted),
-        "recall": divide(right, support),
-        "f1": divide(2 * right, support + predicted),
-    }
 
 
 def compute_interval_95(draws: np.ndarray) -> Interval:

@@ -21,6 +21,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.augment import MixedLabels
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
+from pipeline_ops.precision_recall import compute_rates
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A user's own loss or metric: takes labels int64 [b] and what the model returns, float32 [b,
@@ -160,11 +161,9 @@ class Classification:
             f"top_{k}_accuracy": top / num_examples for k, top in zip(self._tops, tops, strict=True)
         }
         if len(support):
-            recalls = right / support
-            found["macro_precision"] = (right / np.maximum(predicted, 1)).mean()
-            found["macro_recall"] = recalls.mean()
-            found["macro_f1"] = (2 * right / (support + predicted)).mean()
-            found["worst_class_recall"] = recalls.min()
+            rates = compute_rates(right, predicted, support)
+            found |= {f"macro_{name}": values.mean() for name, values in rates.items()}
+            found["worst_class_recall"] = rates["recall"].min()
         return {name: float(found.get(name, 0.0)) for name in self._figures}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:

@@ -27,13 +27,12 @@ from pipeline_ops.artifacts.results import COCO_DETECTIONS, MIN_SCORE, choose_nu
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
+from pipeline_ops.precision_recall import read_precisions
 
 SAME_OBJECT_IOU = 0.5
 """Two detections of a class that overlap by more are one."""
 _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
-_RECALLS = np.linspace(0.0, 1.0, 101)
-"""The recalls at which COCO reads the curve of precisions."""
 
 
 class _Figure(NamedTuple):
@@ -488,23 +487,11 @@ def compute_figure(name: str, counts: np.ndarray) -> float:
         if figure.limit:
             found.append(row[0] / row[-1] / len(figure.overlaps))
         else:
-            precisions = [
-                _compute_average_precision(right, wrong, row[-1])
-                for right, wrong in row[:-1].reshape(-1, 2, _NUM_RANGES)
-            ]
-            found.append(np.mean(precisions))
+            # From the highest range of scores to the lowest.
+            by_range = row[:-1].reshape(-1, 2, _NUM_RANGES)[..., ::-1].cumsum(axis=-1)
+            curves = [read_precisions(right, right + wrong, row[-1]) for right, wrong in by_range]
+            found.append(np.mean([curve.mean() for curve in curves]))
     return float(np.mean(found)) if found else 0.0
-
-
-def _compute_average_precision(right: np.ndarray, wrong: np.ndarray, num_true: float) -> float:
-    """Returns the mean of the precisions at COCO's recalls. Ranges are in ascending order."""
-    num_right, num_wrong = np.cumsum(right[::-1]), np.cumsum(wrong[::-1])
-    precisions = num_right / np.maximum(num_right + num_wrong, 1)
-    # The best one at this recall or above.
-    precisions = np.maximum.accumulate(precisions[::-1])[::-1]
-    recalls = num_right / num_true
-    positions = np.searchsorted(recalls, _RECALLS, side="left")
-    return float(np.append(precisions, 0.0)[positions].mean())
 
 
 def compute_areas(corners: tf.Tensor) -> tf.Tensor:

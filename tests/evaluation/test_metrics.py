@@ -19,7 +19,6 @@ from sklearn.metrics import (
 from pipeline_ops.evaluation import metrics
 from pipeline_ops.evaluation.classifier import answer_class_shares
 from pipeline_ops.evaluation.metrics import (
-    RECALL_THRESHOLDS,
     ModelPredictions,
     compare,
     compute_calibration_bins,
@@ -31,6 +30,7 @@ from pipeline_ops.evaluation.metrics import (
     evaluate_model,
     find_in_top_k,
 )
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS
 
 RATES = ("precision", "recall", "f1")
 MEANS = ("macro_precision", "macro_recall", "macro_f1")

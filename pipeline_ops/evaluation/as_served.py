@@ -20,7 +20,7 @@ import numpy as np
 from pipeline_ops.artifacts.dataset import RAW_TEST_PREFIX
 from pipeline_ops.artifacts.results import AsServed, NotFinite, RuleVerdict
 from pipeline_ops.evaluation.inputs import Inputs, find_index, iterate_split
-from pipeline_ops.evaluation.metrics import compare, compute_wilson_interval_95
+from pipeline_ops.evaluation.metrics import compare_answers, compute_wilson_interval_95
 from pipeline_ops.served.client import RawRecord, SavedModelClient, read_raw_records
 from pipeline_ops.served.contract import IMAGE_BYTES, SERVING_DEFAULT
 from pipeline_ops.served.preprocessing import Preprocessing
@@ -116,7 +116,7 @@ def compare_classes(
     is_right = files_M == labels_M
     low, high = compute_wilson_interval_95(int(is_right.sum()), len(chosen))
     agreement = float(np.mean(files_M == images_M))
-    counts = compare(labels_M, files_M, images_M)
+    counts = compare_answers(labels_M, files_M, images_M)
     only = counts["only_challenger_right"], counts["only_champion_right"]
     p_value = binomtest(only[0], sum(only)).pvalue if any(only) else 1.0  # of McNemar (1947)
     return AsServed(

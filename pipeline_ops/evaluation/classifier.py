@@ -29,11 +29,11 @@ from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
     Curves,
-    Group,
+    ExampleGroup,
     ModelPredictions,
     build_group,
     build_slice_groups,
-    compare,
+    compare_answers,
     evaluate_model,
     find_in_top_k,
 )
@@ -93,8 +93,8 @@ class ClassifierFindings:
     """The findings from the answers, before the verdict. `curves` has an entry for each model."""
 
     predictions: Predictions
-    whole: Group
-    slices: list[Group]
+    whole: ExampleGroup
+    slices: list[ExampleGroup]
     curves: list[Curves]
     comparison: dict[str, int] | None
     top_k: int
@@ -164,12 +164,13 @@ def compute_findings(
         curves.append(model_curves)
     shares = answer_class_shares(labels, len(names), top_k)
     baseline = evaluate_model(labels, shares, names)[0].metrics
+    answers = [each.classes for each in models]
     return ClassifierFindings(
         predictions,
         whole=build_group(labels, models, evaluations, baseline=baseline),
         slices=build_slice_groups(labels, models, predictions.slices, names),
         curves=curves,
-        comparison=compare(labels, *(each.classes for each in models)) if models[1:] else None,
+        comparison=compare_answers(labels, *answers) if models[1:] else None,
         top_k=top_k,
     )
 

@@ -7,8 +7,8 @@ the dictionaries that COCO's libraries take need a kilobyte.
 
 A bootstrap needs the figures a thousand times. The match of a detection does not depend on other
 images, so a draw only weighs each image by the number of times that it was drawn. The figures of a
-draw equal those of a data set with as many copies of each image. Only the order of equal scores in
-one image may differ: its copies do not take turns.
+draw equal those of a data set with as many copies of each image. Only ties within one image may be
+ordered differently.
 
 Legend: N images, M true boxes of a class, D detections of a class, P of them right, T overlaps, R
 ranges of sizes, B draws. Of one image, d detections of a class and m true boxes.
@@ -82,21 +82,21 @@ class ClassMatches:
 def match_all(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     num_classes: int,
     num_counted: int = COCO_DETECTIONS,
 ) -> list[ClassMatches]:
     """Returns the matches of one model for each class.
 
-    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `detections` are in the order of the scenes. `image_size_pixels` is (height, width).
     `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
     parts: list[list[ClassMatches]] = [[_NOTHING] for _ in range(num_classes)]
     scores = [[np.empty(0)] for _ in range(num_classes)]
     for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
-        true_boxes = _to_pixels(scene, scene.key, size, num_classes)
-        boxes = _to_pixels(answer, scene.key, size, num_classes)
+        true_boxes = _to_pixels(scene, scene.key, image_size_pixels, num_classes)
+        boxes = _to_pixels(answer, scene.key, image_size_pixels, num_classes)
         order = np.argsort(-answer.scores, kind="stable")
         for index in np.union1d(scene.classes, answer.classes).tolist():
             chosen = order[answer.classes[order] == index][:num_counted]
@@ -108,13 +108,16 @@ def match_all(
 
 
 def _to_pixels(
-    found: TrueBoxes | ImageDetections, key: str, size: tuple[int, int], num_classes: int
+    found: TrueBoxes | ImageDetections,
+    key: str,
+    image_size_pixels: tuple[int, int],
+    num_classes: int,
 ) -> np.ndarray:
     """Returns the boxes of one image in pixels with their areas, float64 [., 5].
 
     Ends are starts plus extents, because COCO's boxes have extents and no ends.
     """
-    corners = found.boxes.astype(np.float64) * np.array([*size, *size])
+    corners = found.boxes.astype(np.float64) * np.array([*image_size_pixels] * 2)
     bad = ~np.isfinite(corners).all(axis=1) | (found.classes < 0) | (found.classes >= num_classes)
     if isinstance(found, ImageDetections):
         bad |= ~np.isfinite(found.scores)

@@ -42,7 +42,7 @@ from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
     Curves,
-    Group,
+    ExampleGroup,
     build_drawn_group,
     compute_class_figures,
     compute_interval_95,
@@ -100,7 +100,7 @@ class DetectorFindings:
     `evaluations` has an entry for each model. All other fields are about the challenger.
     """
 
-    whole: Group
+    whole: ExampleGroup
     evaluations: list[DetectionEvaluation]
     by_size: dict[str, list[int]]
     """Two counts for each size: boxes, and boxes that were found with the right class."""
@@ -114,7 +114,7 @@ class DetectorFindings:
     """The number of detections of a class in an image, the best ones, that count."""
     notes: Sequence[str] = ()
     """Sentences about missing figures, and about images with very many boxes."""
-    slices: Sequence[Group] = ()
+    slices: Sequence[ExampleGroup] = ()
     as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
@@ -132,7 +132,7 @@ class DetectorFindings:
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFindings:
-    names, size = inputs.class_names, inputs.dataset.figures.image_shape[:2]
+    names, image_size_pixels = inputs.class_names, inputs.dataset.figures.image_shape[:2]
     clients = [
         SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
@@ -142,7 +142,9 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
     num_counted = choose_num_counted(most_boxes, limits)
     read = functools.partial(read_images, inputs.test_shards, inputs.removed_test_positions)
     measures = measure_models(config, inputs, clients)
-    found = compute_findings(scenes, detections, size, names, measures, read, num_counted)
+    found = compute_findings(
+        scenes, detections, image_size_pixels, names, measures, read, num_counted
+    )
     notes = describe_counting(num_counted, scenes, limits, [each.name for each in inputs.models])
     return dataclasses.replace(
         found,
@@ -155,7 +157,7 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
 def compute_findings(
     scenes: list[TrueBoxes],
     detections: Sequence[list[ImageDetections]],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     names: Sequence[str],
     measures: Sequence[dict[str, float]],
     read_images: Callable[[Collection[str]], dict[str, bytes]],
@@ -169,9 +171,11 @@ def compute_findings(
     keys = [scene.key for scene in scenes]
     kept = [drop_not_finite(keys, found, NotFinite()) for found in detections]
     for (found, not_finite), measured in zip(kept, measures, strict=True):
-        evaluations.append(evaluate_boxes(scenes, found, size, names, num_counted))
+        evaluations.append(evaluate_boxes(scenes, found, image_size_pixels, names, num_counted))
         thresholds.append(recommend_min_score(scenes, found))
-        confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
+        confusion, by_size = count_mistakes(
+            scenes, found, image_size_pixels, len(names), thresholds[-1]
+        )
         sizes.append(by_size)
         average_precisions = evaluations[-1].average_precisions
         classes = [
@@ -188,7 +192,7 @@ def compute_findings(
             )
         )
     draws = (draw_figures(each.matches, len(scenes)) for each in evaluations)
-    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
+    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), image_size_pixels, names).metrics
     return DetectorFindings(
         build_drawn_group(len(scenes), models, draws, baseline=baseline),
         evaluations,
@@ -222,11 +226,11 @@ def _compare_files(
         chosen += [rows[key] for key in keys]
         boxes, not_finite = drop_not_finite(keys, to_image_detections(outputs), not_finite)
         found += map(_move_into_window, boxes, decoded["windows"])
-    size, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
+    image_size_pixels, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
     chosen_scenes = [scenes[row] for row in chosen]
     chosen_detections = [detections[row] for row in chosen]
     from_files, from_images = (
-        evaluate_boxes(chosen_scenes, each, size, names, num_counted)
+        evaluate_boxes(chosen_scenes, each, image_size_pixels, names, num_counted)
         for each in (found, chosen_detections)
     )
     if _METRIC not in from_files.metrics:
@@ -269,7 +273,7 @@ def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
 
 def build_slice_groups(
     models: Sequence[Sequence[ClassMatches]], slices: Mapping[str, np.ndarray]
-) -> list[Group]:
+) -> list[ExampleGroup]:
     """Returns a group with COCO's figures for each value of each slice.
 
     `models` are the matches of each model. `slices` has the value (text, [N]) of every image, by
@@ -416,7 +420,7 @@ def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
     return [answer] * len(scenes)
 
 
-def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
+def match_boxes(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
     """Matches the detections of one image with its true boxes.
 
     Detections with the best scores choose first. They choose among the true boxes that are still
@@ -452,7 +456,7 @@ def recommend_min_score(
     scores, hits, num_true = [np.empty(0)], [np.empty(0, bool)], 0
     for scene, answer in zip(scenes, detections, strict=True):
         detected = answer.filter_by_score(_LOWEST_SCORE)
-        truth_indexes, is_ignored = match(scene, detected)
+        truth_indexes, is_ignored = match_boxes(scene, detected)
         is_hit = truth_indexes >= 0
         is_hit[is_hit] = scene.classes[truth_indexes[is_hit]] == detected.classes[is_hit]
         scores.append(detected.scores[~is_ignored])
@@ -474,7 +478,7 @@ def recommend_min_score(
 def count_mistakes(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     num_classes: int,
     min_score: float,
 ) -> tuple[np.ndarray, dict[str, list[int]]]:
@@ -486,9 +490,10 @@ def count_mistakes(
     """
     confusion = np.zeros((num_classes + 1, num_classes + 1), int)
     by_size = np.zeros((len(_SIZES), 2), int)
+    height, width = image_size_pixels
     for scene, answer in zip(scenes, detections, strict=True):
         detected = answer.filter_by_score(min_score)
-        truth_indexes, is_ignored = match(scene, detected)
+        truth_indexes, is_ignored = match_boxes(scene, detected)
         predicted = np.full(len(scene.boxes), num_classes)
         is_matched = truth_indexes >= 0
         predicted[truth_indexes[is_matched]] = detected.classes[is_matched]
@@ -496,7 +501,7 @@ def count_mistakes(
         classes, predicted = scene.classes[counted], predicted[counted]
         np.add.at(confusion, (classes, predicted), 1)
         np.add.at(confusion, (num_classes, detected.classes[~is_matched & ~is_ignored]), 1)
-        areas = add_areas(scene.boxes[counted])[:, 4] * size[0] * size[1]
+        areas = add_areas(scene.boxes[counted])[:, 4] * height * width
         sizes = np.digitize(areas, list(_SIZES.values()))
         np.add.at(by_size, (sizes, 0), 1)
         np.add.at(by_size, (sizes, 1), classes == predicted)
@@ -506,17 +511,17 @@ def count_mistakes(
 def evaluate_boxes(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     class_names: Sequence[str],
     num_counted: int = COCO_DETECTIONS,
 ) -> DetectionEvaluation:
     """Computes COCO's figures of one model.
 
-    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `detections` are in the order of the scenes. `image_size_pixels` is (height, width).
     `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
-    matches = match_all(scenes, detections, size, len(class_names), num_counted)
+    matches = match_all(scenes, detections, image_size_pixels, len(class_names), num_counted)
     found = compute_known_figures(matches, len(scenes))
     curves = {
         name: trace_curves(each)

@@ -22,7 +22,7 @@ from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
 from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.metrics import Group
+from pipeline_ops.evaluation.metrics import ExampleGroup
 
 _TOLERANCE = 1e-9
 """Tolerance of floating-point comparisons.
@@ -65,8 +65,8 @@ class Subject:
 
 def judge(
     rules: Sequence[Rule],
-    whole: Group,
-    slices: Sequence[Group] = (),
+    whole: ExampleGroup,
+    slices: Sequence[ExampleGroup] = (),
     drift: float | None = None,
     no_champion_reason: str = "",
     serving: ServingFigures | None = None,
@@ -88,7 +88,7 @@ def judge(
     ]
 
 
-def judge_answers(whole: Group) -> list[RuleVerdict]:
+def judge_answers(whole: ExampleGroup) -> list[RuleVerdict]:
     """Returns a verdict on each model with answers that are not finite. No rule allows them in a
     challenger. Those of a champion are only stated.
     """
@@ -110,8 +110,8 @@ def judge_answers(whole: Group) -> list[RuleVerdict]:
 
 def _select_subjects(
     rule: Rule,
-    whole: Group,
-    slices: Sequence[Group],
+    whole: ExampleGroup,
+    slices: Sequence[ExampleGroup],
     drift: float | None,
     serving: ServingFigures | None,
 ) -> Iterator[Subject]:
@@ -158,7 +158,7 @@ def _select_skew(metric: str, serving: ServingFigures) -> Subject:
     return Subject(metric, name, serving.num_images, largest.jensen_shannon)
 
 
-def _select_classes(metric: str, requested: str, whole: Group) -> Iterator[Subject]:
+def _select_classes(metric: str, requested: str, whole: ExampleGroup) -> Iterator[Subject]:
     classes = whole.challenger.classes
     names = [figures.name for figures in classes]
     if requested not in ("*", *names):

@@ -295,7 +295,9 @@ def compute_wilson_interval_95(num_correct: int, num_examples: int) -> Interval:
     return float(low), float(high)
 
 
-def compare(labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray) -> dict[str, int]:
+def compare_answers(
+    labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray
+) -> dict[str, int]:
     """Compares the answers (int64 [N]) of two models. Returns numbers of examples."""
     first, second = challenger == labels, champion == labels
     return {
@@ -339,7 +341,7 @@ def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class ExampleGroup:
     """A group of test examples.
 
     `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
@@ -389,7 +391,7 @@ def build_group(
     slice: str = "",
     value: str = "",
     baseline: Mapping[str, float] | None = None,
-) -> Group:
+) -> ExampleGroup:
     """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
 
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
@@ -414,7 +416,7 @@ def build_drawn_group(
     slice: str = "",
     value: str = "",
     baseline: Mapping[str, float] | None = None,
-) -> Group:
+) -> ExampleGroup:
     """Returns a group with 95 % intervals of the metrics that have draws.
 
     `draws` has those of each model. A draw without the metric is NaN, and is left out.
@@ -426,7 +428,7 @@ def build_drawn_group(
         for name, values in own.items()
         if name in challenger.metrics
     }
-    return Group(
+    return ExampleGroup(
         num_examples,
         challenger.model_copy(update={"intervals": intervals}),
         champions[0] if champions else None,
@@ -451,7 +453,7 @@ def build_slice_groups(
     predictions: Sequence[ModelPredictions],
     slices: Mapping[str, np.ndarray],
     class_names: Sequence[str],
-) -> list[Group]:
+) -> list[ExampleGroup]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
     `slices` has the value (text, [N]) of every example, by the slice's name.

@@ -43,7 +43,7 @@ from pipeline_ops.evaluation.classifier import (
     ClassifierFindings,
     rank_key,
 )
-from pipeline_ops.evaluation.detector import DetectorFindings, match
+from pipeline_ops.evaluation.detector import DetectorFindings, match_boxes
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
     METRIC_NAMES,
@@ -467,7 +467,7 @@ def mark_mistakes(
 def _mark_scene(
     scene: TrueBoxes, detected: ImageDetections, names: Sequence[str]
 ) -> dict[str, Any]:
-    truth_indexes, is_ignored = match(scene, detected)
+    truth_indexes, is_ignored = match_boxes(scene, detected)
     boxes, counts = [], Counter[str]()
     for i, box in enumerate(scene.boxes):
         is_missed = i not in truth_indexes and not scene.is_crowd[i]

@@ -55,9 +55,9 @@ class Classification:
       label_smoothing: the share of each label that is spread over all classes in training.
       loss: the function that replaces the cross-entropy. Class weights count for it, too.
       metrics: metrics in addition to accuracy, by name.
-      figures: metrics of an evaluation that are made of counts: `macro_precision`, `macro_recall`,
+      gate_metrics: metrics of the gate that are made of counts: `macro_precision`, `macro_recall`,
         `macro_f1`, `worst_class_recall`, and `top_3_accuracy` or with another number.
-      num_classes: the number of classes, for `figures`.
+      num_classes: the number of classes, for `gate_metrics`.
     """
 
     counts_examples = True
@@ -70,14 +70,14 @@ class Classification:
         label_smoothing: float = 0.0,
         loss: PerExample | None = None,
         metrics: Mapping[str, PerExample] | None = None,
-        figures: Sequence[str] = (),
+        gate_metrics: Sequence[str] = (),
         num_classes: int = 0,
     ):
         self.image_shape = image_shape
-        self._figures, self.num_classes = tuple(figures), num_classes
-        # Of each figure `top_3_accuracy`, the number.
-        self._tops = [int(name.split("_")[1]) for name in figures if name.startswith("top_")]
-        self.num_counts = 3 * num_classes + len(self._tops) if figures else 0
+        self._gate_metrics, self.num_classes = tuple(gate_metrics), num_classes
+        # Of each metric `top_3_accuracy`, the number.
+        self._tops = [int(name.split("_")[1]) for name in gate_metrics if name.startswith("top_")]
+        self.num_counts = 3 * num_classes + len(self._tops) if gate_metrics else 0
         self._class_weights, self._label_smoothing = class_weights, label_smoothing
         self.loss, self.own_metrics = loss, dict(metrics or {})
         self.end: End | None = None
@@ -102,7 +102,7 @@ class Classification:
         losses, *metrics = self._compute_values(logits, labels, training)
         sums = tf.stack([tf.reduce_sum(values) for values in metrics])
         if not training:
-            counts = [self._count(logits, labels)] if self._figures else []
+            counts = [self._count(logits, labels)] if self._gate_metrics else []
             unusable = count_false(self.are_answers_finite(logits))
             sums = tf.concat([sums, *counts, unusable], axis=0)
         return BatchSums(tf.reduce_sum(losses), sums, tf.cast(tf.size(metrics[0]), tf.float32))
@@ -151,8 +151,8 @@ class Classification:
         return tf.concat([*counts, *tops], axis=0)
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        """Returns the figures. Means leave out classes without examples. 0 / 0 is 0."""
-        if not self._figures:
+        """Returns the metrics of the gate. Means leave out classes without examples. 0 / 0 is 0."""
+        if not self._gate_metrics:
             return {}
         by_class, tops = np.split(counts.astype(np.float64), [3 * self.num_classes])
         right, predicted, support = by_class.reshape(3, -1)[:, by_class[-self.num_classes :] > 0]
@@ -164,7 +164,7 @@ class Classification:
             rates = compute_rates(right, predicted, support)
             found |= {f"macro_{name}": values.mean() for name, values in rates.items()}
             found["worst_class_recall"] = rates["recall"].min()
-        return {name: float(found.get(name, 0.0)) for name in self._figures}
+        return {name: float(found.get(name, 0.0)) for name in self._gate_metrics}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self.loss is not None:

@@ -35,8 +35,8 @@ _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
 
 
-class _Figure(NamedTuple):
-    """One of COCO's figures.
+class _Metric(NamedTuple):
+    """One of COCO's metrics.
 
     A precision if `limit` is None, otherwise the recall with up to `limit` detections of a class in
     an image. Boxes with an area in pixels outside of `areas` are ignored.
@@ -48,11 +48,11 @@ class _Figure(NamedTuple):
 
 
 _AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
-_FIGURES = {
-    **{"map": _Figure(), "map_50": _Figure((0.5,)), "map_75": _Figure((0.75,))},
-    **{f"map_{size}": _Figure(areas=areas) for size, areas in _AREAS.items()},
-    **{f"mar_{limit}": _Figure(limit=limit) for limit in (1, 10, 100)},
-    **{f"mar_{size}": _Figure(areas=areas, limit=100) for size, areas in _AREAS.items()},
+_METRICS = {
+    **{"map": _Metric(), "map_50": _Metric((0.5,)), "map_75": _Metric((0.75,))},
+    **{f"map_{size}": _Metric(areas=areas) for size, areas in _AREAS.items()},
+    **{f"mar_{limit}": _Metric(limit=limit) for limit in (1, 10, 100)},
+    **{f"mar_{size}": _Metric(areas=areas, limit=100) for size, areas in _AREAS.items()},
 }
 
 _FEATURES = {
@@ -172,7 +172,7 @@ def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) 
 class Detection:
     """The task of a model whose outputs a head interprets.
 
-    `figures` are those of COCO's figures that an evaluation computes. `class_weights` are the
+    `gate_metrics` are COCO's metrics that a validation computes. `class_weights` are the
     factors of each class's loss in training, by index. `most_boxes` is the largest number of boxes
     in an image of the data set.
     """
@@ -184,7 +184,7 @@ class Detection:
         self,
         image_shape: tuple[int, int, int],
         head: Head,
-        figures: Sequence[str] = ("map_50",),
+        gate_metrics: Sequence[str] = ("map_50",),
         class_weights: Sequence[float] | None = None,
         most_boxes: int = 0,
     ):
@@ -192,8 +192,8 @@ class Detection:
         self._class_weights = class_weights
         self._image_shape, self.head = image_shape, head
         self.metrics = self.validation_metrics = head.metrics
-        self._figures = tuple(figures)
-        self._ends = np.cumsum([head.num_classes * _count_columns(name) for name in figures])
+        self._gate_metrics = tuple(gate_metrics)
+        self._ends = np.cumsum([head.num_classes * _count_columns(name) for name in gate_metrics])
         self.num_counts = int(self._ends[-1])
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, Boxes]:
@@ -236,7 +236,7 @@ class Detection:
                 count_detections(
                     name, found, labels, self.head.num_classes, height * width, self._num_counted
                 )
-                for name in self._figures
+                for name in self._gate_metrics
             ]
             counts = [tf.reshape(each, [-1]) for each in counts]
             unusable = count_false(self.are_answers_finite(outputs))
@@ -253,17 +253,17 @@ class Detection:
         return tf.reduce_all(tf.stack(finite), axis=0)
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        parts = zip(self._figures, np.split(counts, self._ends[:-1]), strict=True)
+        parts = zip(self._gate_metrics, np.split(counts, self._ends[:-1]), strict=True)
         return {
-            name: compute_figure(name, part.reshape(self.head.num_classes, -1))
+            name: compute_metric(name, part.reshape(self.head.num_classes, -1))
             for name, part in parts
         }
 
 
 def _count_columns(name: str) -> int:
-    """Returns the number of counts of each class for a figure."""
-    figure = _FIGURES[name]
-    return 2 if figure.limit else len(figure.overlaps) * 2 * _NUM_RANGES + 1
+    """Returns the number of counts of each class for a metric."""
+    metric = _METRICS[name]
+    return 2 if metric.limit else len(metric.overlaps) * 2 * _NUM_RANGES + 1
 
 
 def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -364,13 +364,13 @@ def count_detections(
     num_pixels: int,
     num_counted: int = COCO_DETECTIONS,
 ) -> tf.Tensor:
-    """Counts right and wrong detections of a batch, and true boxes, for `compute_figure`.
+    """Counts right and wrong detections of a batch, and true boxes, for `compute_metric`.
 
     COCO's precision needs all detections of a split in one place, in the order of their scores.
     Counts by class and range of scores add up over batches and workers. A recall needs no order.
 
     Args:
-      name: one of COCO's figures.
+      name: one of COCO's metrics.
       num_pixels: the area of an image.
       num_counted: the number of detections of a class in an image, the best ones, that count.
 
@@ -379,15 +379,15 @@ def count_detections(
       by range, and at the end the true boxes. For a recall float32 [C, 2]: the right detections,
       added up over all overlaps, and the true boxes.
     """
-    figure = _FIGURES[name]
-    low, high = (limit / num_pixels for limit in figure.areas)
+    metric = _METRICS[name]
+    low, high = (limit / num_pixels for limit in metric.areas)
     areas = compute_areas(labels.corners)
     is_true = labels.is_learned & (areas >= low) & (areas <= high)
     areas = compute_areas(found.boxes)
     is_in_range = (areas >= low) & (areas <= high)
     classes = tf.cast(found.classes, tf.int32)
     is_detection = tf.sequence_mask(found.num_detections, tf.shape(classes)[1])
-    limit = num_counted if figure.limit in (None, COCO_DETECTIONS) else figure.limit
+    limit = num_counted if metric.limit in (None, COCO_DETECTIONS) else metric.limit
     if found.classes.shape[1] is None or found.classes.shape[1] > limit:
         is_detection &= _rank(classes) < limit
     ranges = tf.minimum(tf.cast(found.scores * _NUM_RANGES, tf.int32), _NUM_RANGES - 1)
@@ -400,15 +400,15 @@ def count_detections(
 
     cells = classes * _NUM_RANGES + ranges
     columns = []
-    for is_right, is_ignored in _match(found, labels, is_true, figure.overlaps):
-        if figure.limit:
+    for is_right, is_ignored in _match(found, labels, is_true, metric.overlaps):
+        if metric.limit:
             columns.append(count(is_right & is_detection, classes, 1))
         else:
             is_wrong = is_detection & is_in_range & ~is_right & ~is_ignored
             columns += [
                 count(each, cells, _NUM_RANGES) for each in (is_right & is_detection, is_wrong)
             ]
-    if figure.limit:
+    if metric.limit:
         columns = [tf.add_n(columns)]
     return tf.concat([*columns, count(is_true, labels.classes, 1)], axis=1)
 
@@ -474,18 +474,18 @@ def _compute_covered_shares(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(covered, compute_areas(boxes)[:, :, None])
 
 
-def compute_figure(name: str, counts: np.ndarray) -> float:
-    """Returns one of COCO's figures, as a mean of the classes with boxes, and 0 without any.
+def compute_metric(name: str, counts: np.ndarray) -> float:
+    """Returns one of COCO's metrics, as a mean of the classes with boxes, and 0 without any.
 
     A precision differs from COCO's only because detections whose scores lie in one range are one
     step of the curve. A recall does not differ. `counts` is the sum of the results of
     `count_detections`.
     """
-    figure, counts = _FIGURES[name], np.asarray(counts, np.float64)
+    metric, counts = _METRICS[name], np.asarray(counts, np.float64)
     found = []
     for row in counts[counts[:, -1] > 0]:
-        if figure.limit:
-            found.append(row[0] / row[-1] / len(figure.overlaps))
+        if metric.limit:
+            found.append(row[0] / row[-1] / len(metric.overlaps))
         else:
             # From the highest range of scores to the lowest.
             by_range = row[:-1].reshape(-1, 2, _NUM_RANGES)[..., ::-1].cumsum(axis=-1)

@@ -1,9 +1,8 @@
 """Evaluation of a classifier: its answers, metrics with intervals, slices, and examples to show.
 
-Champion and challenger answer for the same examples, as they are served, in one pass over the
-shards. Only a few numbers of each example stay in memory. The probabilities of all classes go to a
-file without a name, so memory does not limit the size of the test split. Only the images that the
-report shows are kept.
+Champion and challenger are called as they are served, in one pass over the shards. Only a few
+numbers of each example stay in memory. The probabilities of all classes go to an unnamed temporary
+file, so memory does not limit the size of the test split. Only the images for the report are kept.
 
 Legend: N examples, C classes.
 """
@@ -69,7 +68,7 @@ class ShownExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """The labels, int64 [N], and the answers of each model, in the order of the shards."""
+    """The labels (int64 [N]) and the answers of each model, in the order of the shards."""
 
     labels: np.ndarray
     models: list[ModelPredictions]
@@ -78,19 +77,19 @@ class Predictions:
     mistakes: list[ShownExample]
     """The worst mistakes of the first model, the most confident first."""
     surprises: list[ShownExample]
-    """The examples that the two models judge most differently.
+    """The examples whose label gets the most different probabilities from the two models.
 
     Without a champion, they are the right answers with the lowest confidence.
     """
     samples: list[ShownExample]
-    """A few examples, drawn by their keys alone."""
+    """A few random examples. The choice depends on their keys alone."""
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The position of the examples that have a raw test file, by key."""
+    """The positions of the examples with a raw test file, by key."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierFindings:
-    """The findings from the answers, before the verdict. `curves` has an entry for each model."""
+    """The figures of the models, before the verdict. `curves` has an entry for each model."""
 
     predictions: Predictions
     whole: ExampleGroup
@@ -154,7 +153,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
 def compute_findings(
     predictions: Predictions, names: Sequence[str], top_k: int, measures: Sequence[dict[str, float]]
 ) -> ClassifierFindings:
-    """Computes all figures. `measures` are those of each model as it is served."""
+    """Computes all figures. `measures` are the size and the latency of each served model."""
     labels, models = predictions.labels, predictions.models
     evaluations, curves = [], []
     for model, measured in zip(models, measures, strict=True):
@@ -176,9 +175,9 @@ def compute_findings(
 
 
 def answer_class_shares(labels: np.ndarray, num_classes: int, top_k: int) -> ModelPredictions:
-    """Answers the baseline: for every image, the shares of the classes as probabilities.
+    """Returns the baseline's answers: the shares of the classes as probabilities of every image.
 
-    So the answer is the most frequent class. A model that is no better has learned nothing from the
+    Every answer is the most frequent class. A model that is no better has learned nothing from the
     images. `labels` is int64 [N].
     """
     counts = np.bincount(labels, minlength=num_classes)
@@ -305,9 +304,10 @@ def find_wrong_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _load_own_metrics(config: Evaluate, folder: Path) -> dict[str, OwnMetric]:
-    """Returns functions of labels and probabilities by name, for the user's functions of logits.
+    """Returns the user's metrics by name, as functions of labels and probabilities.
 
-    The logarithms of probabilities are logits, but for a number that is added to all of an example.
+    They get the logarithms of the probabilities as logits. These differ from the model's logits by
+    a constant for each example, which a softmax ignores.
     """
     if not config.own_metrics:
         return {}
@@ -335,7 +335,7 @@ def _load_own_metrics(config: Evaluate, folder: Path) -> dict[str, OwnMetric]:
 def _allocate(
     num_examples: int, num_classes: int, folder: Path, own_metrics: Iterable[str]
 ) -> ModelPredictions:
-    """The file of the scores disappears when it is no longer in use."""
+    """Allocates a model's arrays. The file of the scores disappears when it is closed."""
     with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         # Without this, a full disk would later kill the process by a signal.
         os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)
@@ -359,10 +359,7 @@ def _validate_labels(batch: EncodedBatch, num_classes: int) -> None:
 
 
 class _TopExamples:
-    """The examples with the largest values.
-
-    Keys settle ties, so that the result does not depend on the order of the shards.
-    """
+    """The examples with the largest values. Ties are ordered by key, not by position."""
 
     def __init__(self, count: int, names: Sequence[str]):
         self._count, self._names = count, names
@@ -373,7 +370,7 @@ class _TopExamples:
         return [shown for *_, shown in self._ranked]
 
     def add(self, batch: EncodedBatch, outputs: Sequence[Output], values: np.ndarray) -> None:
-        """Adds the examples of a batch. Those with a negative value do not count."""
+        """Adds the examples of a batch that have no negative value."""
         best = np.lexsort((np.array(batch.keys), -values))[: self._count]
         self._ranked += [
             (-values[i], batch.keys[i], _to_shown_example(batch, outputs, i, self._names))
@@ -384,7 +381,7 @@ class _TopExamples:
 
 
 def rank_key(key: str) -> float:
-    """Returns a number from 0 to 1 by which to draw examples at random, always the same ones."""
+    """Returns a pseudorandom number from 0 to 1. It depends on the key alone."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 

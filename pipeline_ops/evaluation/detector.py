@@ -1,9 +1,9 @@
-"""Evaluation of a detector: COCO's figures, and counts of the mistakes that a person would see.
+"""Evaluation of a detector: COCO's metrics, and counts of the mistakes that a person would see.
 
 It is the counterpart of `classifier.py`. Both models run as they are served. Boxes are compared in
-pixels of the images as the data set has them. COCO's figures cover all thresholds and treat each
-class by itself (`coco.py`). Mistakes are counted at one score threshold, the one with the largest
-F1: found, confused, missed, false alarm.
+pixels of the data set's images. COCO's metrics cover all score thresholds and treat each class by
+itself (`coco.py`). Mistakes (confused, missed, false alarm) are counted at the score threshold with
+the largest F1.
 
 Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -69,21 +69,22 @@ _SCORES = DETECTOR_OUTPUTS[1]
 _MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
 _DEFAULT_SCORE = 0.5
-"""The threshold where no detection is right."""
+"""The threshold of a model without a right detection."""
 _EQUAL_BOXES = EqualBoxes(min_score=0.5, min_overlap=0.5, max_score_difference=0.2)
-"""Shards may hold images with the loss of JPEG, which raw files do not have."""
+"""Tolerant, because the images in shards may have been compressed once more than raw files."""
 _METRIC, _MAX_OTHER_METRIC = "map_50", 0.005
-"""The figure that is compared between raw files and images, and a difference that is no matter."""
+"""The metric to compare between raw files and images, and a negligible difference."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
-"""COCO's sizes: the area in pixels, each below its limit."""
+"""The upper limits of COCO's sizes, areas in pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionEvaluation:
-    """COCO's twelve figures, without those of sizes that no box has, and figures by class.
+    """COCO's metrics of one model, and its precision by class.
 
-    Curves are at an overlap of 0.5. A class without a true box has neither curve nor averages.
-    `matches` are those of each class.
+    A metric of a size that no box has is missing. `average_precisions_50` and `curves` are at an
+    overlap of 0.5. Classes without a true box are missing in all three. `matches` has an entry for
+    each class.
     """
 
     metrics: dict[str, float]
@@ -95,9 +96,9 @@ class DetectionEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class DetectorFindings:
-    """The findings from the answers, before the verdict.
+    """The figures of the models, before the verdict.
 
-    `evaluations` has an entry for each model. All other fields are about the challenger.
+    `evaluations` has an entry for each model. The fields after it are about the challenger.
     """
 
     whole: ExampleGroup
@@ -107,9 +108,9 @@ class DetectorFindings:
     scenes: list[TrueBoxes]
     detections: list[ImageDetections]
     min_score: float
-    """The recommended score threshold, which pictures and counts have."""
+    """The recommended score threshold, at which mistakes are counted and drawn."""
     read_images: Callable[[Collection[str]], dict[str, bytes]]
-    """Reads images of `scenes`, which have none, by key."""
+    """Reads images by key. `scenes` hold no images."""
     num_counted: int = COCO_DETECTIONS
     """The number of detections of a class in an image, the best ones, that count."""
     notes: Sequence[str] = ()
@@ -163,9 +164,10 @@ def compute_findings(
     read_images: Callable[[Collection[str]], dict[str, bytes]],
     num_counted: int = COCO_DETECTIONS,
 ) -> DetectorFindings:
-    """Compares the answers of the challenger and, if there is one, of the champion with the truth.
+    """Computes all figures of the challenger and, if there is one, of the champion.
 
-    `detections` and `measures` have an entry for each model. Any figure may be missing.
+    `detections` and `measures` have an entry for each model. Metrics without true boxes are
+    missing.
     """
     evaluations, models, thresholds, sizes = [], [], [], []
     keys = [scene.key for scene in scenes]
@@ -214,7 +216,7 @@ def _compare_files(
     detections: Sequence[ImageDetections],
     num_counted: int,
 ) -> AsServed:
-    """Compares the challenger's answers to raw files with `detections`, those to the scenes."""
+    """Compares the challenger's answers to raw files with `detections`, its answers to scenes."""
     tests = find_raw_tests(inputs, client)
     if tests.reason:
         return AsServed(reason=tests.reason)
@@ -257,7 +259,10 @@ def _compare_files(
 
 
 def _move_into_window(found: ImageDetections, window_4: np.ndarray) -> ImageDetections:
-    """Boxes in fractions of the part of an image that the model sees, as those of the scenes."""
+    """Returns boxes as fractions of the model's window of an image, as scenes have them.
+
+    `window_4` has the corners of the window.
+    """
     low, extent = window_4[:2], window_4[2:] - window_4[:2]
     boxes = (found.boxes - np.tile(low, 2)) / np.tile(extent, 2)
     return ImageDetections(np.clip(boxes, 0.0, 1.0), found.classes, found.scores)
@@ -274,9 +279,9 @@ def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
 def build_slice_groups(
     models: Sequence[Sequence[ClassMatches]], slices: Mapping[str, np.ndarray]
 ) -> list[ExampleGroup]:
-    """Returns a group with COCO's figures for each value of each slice.
+    """Returns a group with COCO's metrics for each value of each slice.
 
-    `models` are the matches of each model. `slices` has the value (text, [N]) of every image, by
+    `models` has the matches of each model. `slices` has the value (text, [N]) of every image, by
     the slice's name.
     """
     groups = []
@@ -296,10 +301,11 @@ def build_slice_groups(
 def _detect_all(
     job: Job, config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
 ) -> tuple[list[TrueBoxes], list[list[ImageDetections]], dict[str, np.ndarray], list[int]]:
-    """Returns the scenes without their images, the answers of each model, the slices' values, and
-    the largest number of detections that each model can answer.
+    """Runs every model on every test image.
 
-    Images are held for one batch. Raises DataError if the shards hold another number of them.
+    Returns the scenes without their images, the answers of each model, the values of the slices,
+    and the largest number of detections in an answer of each model. Only the images of one batch
+    are in memory. Raises DataError if the number of images is not the one of the manifest.
     """
     scenes, total = list[TrueBoxes](), inputs.num_test_examples
     features = list_features(config.slices)
@@ -331,7 +337,7 @@ def _detect_all(
 
 
 def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> list[str]:
-    """Says which figures are missing because the test split has no box for them."""
+    """Names the metrics that are missing because the test split has no box for them."""
     classes = np.concatenate([each.classes for each in scenes]).astype(int)
     counted = classes[~np.concatenate([each.is_crowd for each in scenes])]
     if not len(classes):
@@ -350,7 +356,7 @@ def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> li
 def describe_counting(
     num_counted: int, scenes: Sequence[TrueBoxes], limits: Sequence[int], models: Sequence[str]
 ) -> list[str]:
-    """Says what differs from COCO's figures, and which model cannot find all boxes of an image."""
+    """Names deviations from COCO's metrics, and models that cannot find all boxes of an image."""
     most = max(scenes, key=lambda scene: int((~scene.is_crowd).sum()))
     most_boxes, notes = int((~most.is_crowd).sum()), []
     if num_counted > COCO_DETECTIONS:
@@ -386,9 +392,9 @@ def to_image_detections(outputs: dict[str, np.ndarray]) -> list[ImageDetections]
 def drop_not_finite(
     keys: Sequence[str], detections: Sequence[ImageDetections], found: NotFinite
 ) -> tuple[list[ImageDetections], NotFinite]:
-    """Returns the answers without boxes or scores that are not finite, and which images had any.
+    """Removes detections whose box or score is not finite, so they find no object.
 
-    What is left out finds no object. `found` are those of other images.
+    Returns the other detections, and `found` with the keys of the images that lost any.
     """
     kept, are_finite = list[ImageDetections](), list[bool]()
     for answer in detections:
@@ -402,10 +408,10 @@ def drop_not_finite(
 
 
 def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
-    """Answers the baseline: for every image, a box for each class in the centre.
+    """Returns the baseline's answers: a centred box for each class in every image.
 
-    It has the mean height and width of the class's boxes. Its score is the share of the images that
-    hold the class. The best score comes first.
+    The box has the mean height and width of the class's boxes. Its score is the share of images
+    with the class. The best score comes first.
     """
     classes = [each.classes[~each.is_crowd] for each in scenes]
     boxes = np.concatenate([each.boxes[~each.is_crowd] for each in scenes])
@@ -421,12 +427,15 @@ def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
 
 
 def match_boxes(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
-    """Matches the detections of one image with its true boxes.
+    """Matches the detections of one image with its true boxes, the best score first.
 
-    Detections with the best scores choose first. They choose among the true boxes that are still
-    free: a box of the same class before any other, then the largest overlap. Returns int [D], the
-    true box of each detection, -1 for none; and bool [D], true for a detection in a crowd, which is
-    neither right nor wrong.
+    Each detection takes a free true box: of its own class if there is one, then with the largest
+    overlap, and the first one of several equal overlaps. COCO's matching (`coco.py`) never crosses
+    classes.
+
+    Returns:
+      int [D], the true box of each detection, -1 for none.
+      bool [D], true for a detection in a crowd, which is neither right nor wrong.
     """
     boxes = add_areas(detected.boxes), add_areas(truth.boxes)
     ious = compute_overlaps(*boxes, truth.is_crowd)
@@ -448,10 +457,10 @@ def match_boxes(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray
 def recommend_min_score(
     scenes: Sequence[TrueBoxes], detections: Sequence[ImageDetections]
 ) -> float:
-    """Returns the score threshold with the largest F1, in hundredths.
+    """Returns the score threshold with the largest F1, a multiple of 0.01.
 
-    Detections choose true boxes by descending score, so the matches above a threshold are the same
-    with and without the detections below it. `detections` are the answers of one model.
+    The best detections are matched first, so detections below a threshold do not change the matches
+    above it. `detections` are the answers of one model.
     """
     scores, hits, num_true = [np.empty(0)], [np.empty(0, bool)], 0
     for scene, answer in zip(scenes, detections, strict=True):
@@ -484,9 +493,10 @@ def count_mistakes(
 ) -> tuple[np.ndarray, dict[str, list[int]]]:
     """Counts the mistakes that a person would see at the score threshold.
 
-    Returns the confusion, int [C + 1, C + 1], and two counts for each size: boxes, and boxes that
-    were found with the right class. Row i and column j of the confusion count boxes of class i that
-    were taken for class j. The last row counts false alarms, the last column missed boxes.
+    Returns:
+      The confusion matrix, int [C + 1, C + 1]. Row i, column j counts boxes of class i that were
+      taken for class j. The last row counts false alarms, the last column missed boxes.
+      Two counts for each size: boxes, and boxes that were found with the right class.
     """
     confusion = np.zeros((num_classes + 1, num_classes + 1), int)
     by_size = np.zeros((len(_SIZES), 2), int)
@@ -515,7 +525,7 @@ def evaluate_boxes(
     class_names: Sequence[str],
     num_counted: int = COCO_DETECTIONS,
 ) -> DetectionEvaluation:
-    """Computes COCO's figures of one model.
+    """Computes COCO's metrics of one model.
 
     `detections` are in the order of the scenes. `image_size_pixels` is (height, width).
     `num_counted` is the number of detections of a class in an image, the best ones, that count.

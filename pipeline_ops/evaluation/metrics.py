@@ -1,8 +1,8 @@
-"""Figures of a classifier on all test examples and on slices of them, from its answers.
+"""Metrics of a classifier on all test examples and on slices of them, from its answers.
 
-scikit-learn computes areas and curves, SciPy Wilson's interval. Both are imported by the functions
-that need them: the import takes 0.7 s, and `trainyard compare` needs neither. Metrics that are made
-of counts have one formula, for the figures and for the draws of a bootstrap.
+scikit-learn computes areas and curves, SciPy Wilson's interval. Functions import them when they
+need them, because the import takes 0.7 s and `trainyard compare` needs neither. Metrics that are
+made of counts have one formula for values and for bootstrap draws.
 
 Legend: N examples, C classes, K cells, B draws.
 """
@@ -87,7 +87,7 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
 
 
 def get_direction(metric: str, own: Mapping[str, Mode]) -> int:
-    """Returns 1 if a metric is better when it is higher, -1 if lower, and 0 if nobody says it.
+    """Returns 1 if a higher metric is better, -1 if a lower one is, and 0 if that is unknown.
 
     `own` has the better directions of the author's own metrics, by name.
     """
@@ -122,8 +122,8 @@ def evaluate_model(
 ) -> tuple[ModelEvaluation, Curves]:
     """Returns all figures of one model except its intervals, and its precision-recall curves.
 
-    Means over classes, and the worst class, leave out classes without examples, because there is
-    nothing to find.
+    Classes without examples are left out of means over classes and of the worst class, because
+    there is nothing to find.
     """
     from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 
@@ -157,7 +157,7 @@ def evaluate_model(
 def evaluate_counts(
     labels: np.ndarray, predictions: ModelPredictions, class_names: Sequence[str]
 ) -> ModelEvaluation:
-    """Returns the figures that follow from right and wrong answers alone."""
+    """Returns the figures that depend on right and wrong answers alone."""
     size, once = len(class_names), np.ones((1, len(labels)))
     # Row i, column j: examples of class i that were taken for class j.
     confusion = np.bincount(labels * size + predictions.classes, minlength=size**2)
@@ -298,7 +298,7 @@ def compute_wilson_interval_95(num_correct: int, num_examples: int) -> Interval:
 def compare_answers(
     labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray
 ) -> dict[str, int]:
-    """Compares the answers (int64 [N]) of two models. Returns numbers of examples."""
+    """Counts the examples on which both models, one or none is right. Answers are int64 [N]."""
     first, second = challenger == labels, champion == labels
     return {
         "both_right": int((first & second).sum()),
@@ -342,7 +342,7 @@ def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleGroup:
-    """A group of test examples.
+    """The whole test split, or the examples of one value of a slice, with the figures on them.
 
     `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
     """
@@ -358,7 +358,7 @@ class ExampleGroup:
     Empty without a champion. A classifier has only metrics that are made of counts.
     """
     baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The metrics of a model that has not looked at the images. Empty for a slice."""
+    """The metrics of a baseline that ignores the images. Empty for a slice."""
 
     @property
     def name(self) -> str:
@@ -395,7 +395,7 @@ def build_group(
     """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
 
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
-    Answers and figures are those of the challenger and, if there is one, of the champion.
+    `predictions` and `evaluations` are of the challenger and, if there is one, of the champion.
     """
     counted = draw_samples(labels, predictions, len(evaluations[0].classes))
     own = _draw_means([each.own for each in predictions], len(labels))
@@ -419,7 +419,7 @@ def build_drawn_group(
 ) -> ExampleGroup:
     """Returns a group with 95 % intervals of the metrics that have draws.
 
-    `draws` has those of each model. A draw without the metric is NaN, and is left out.
+    `draws` has the draws of each model by metric. Undefined draws are NaN and are left out.
     """
     challenger, *champions = evaluations
     own, *others = draws

@@ -1,4 +1,4 @@
-"""The values that test examples have for the slices of `evaluate.slices`.
+"""The value of each test example in each slice of `evaluate.slices`.
 
 Legend: N examples.
 """

@@ -1,14 +1,15 @@
 """Object detection: boxes with classes for each image. Common parts of all detectors.
 
 The task is the same for every detector. The model's head (`CenterHead`, `AnchorHead`) interprets
-the outputs. Boxes reach the step unchanged, a few hundred bytes for an image, and the head makes
-its targets there. On a GPU that is cheaper than making the maps on the CPU and copying them.
+the outputs. The step gets the boxes themselves, a few hundred bytes for an image, and the head
+makes its targets from them. On a GPU that is cheaper than making target maps on the CPU and copying
+them.
 
-The loss counts boxes, not examples. The sums over all workers are divided by the head's count,
-because an image with one object and one with a hundred must not weigh the same.
+The loss is a mean over boxes, not over examples: its sum over all workers is divided by the head's
+count. Otherwise an image with one object would weigh as much as one with a hundred.
 
-A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width. It holds for any
-size of the image.
+A box is (ymin, xmin, ymax, xmax), as fractions of the image's height and width, so it is valid for
+any size of the image.
 
 Legend: B batch, N boxes of an image (padded), K candidates, D detections, C classes, R ranges of
 scores, T overlaps.
@@ -30,7 +31,7 @@ from pipeline_ops.models.task import BatchSums, count_false
 from pipeline_ops.precision_recall import read_precisions
 
 SAME_OBJECT_IOU = 0.5
-"""Two detections of a class that overlap by more are one."""
+"""Two detections of a class with a larger overlap are the same object."""
 _NUM_RANGES = 200
 """The number of equal ranges of scores, from 0 to 1."""
 
@@ -69,8 +70,8 @@ class Boxes(NamedTuple):
     Attributes:
       corners: float32 [B, N, 4].
       classes: int32 [B, N], -1 where there is no box.
-      is_crowd: bool [B, N], a region with objects that were not annotated one by one, where nothing
-          can be learned.
+      is_crowd: bool [B, N], a region with objects that were not annotated one by one. It is not
+          learned.
     """
 
     corners: tf.Tensor
@@ -79,11 +80,11 @@ class Boxes(NamedTuple):
 
     @property
     def is_learned(self) -> tf.Tensor:
-        """bool [B, N]"""
+        """Returns whether each box is one to learn, bool [B, N]."""
         return (self.classes >= 0) & ~self.is_crowd
 
     def to_pixels(self, height: int, width: int) -> tf.Tensor:
-        """float32 [B, N, 4]"""
+        """Returns the corners in pixels, float32 [B, N, 4]."""
         return self.corners * tf.constant([height, width, height, width], tf.float32)
 
 
@@ -120,24 +121,23 @@ class Head(Protocol):
     max_detections: int
     """The number of detections to which the answer to every image is padded."""
     nms_iou: float = SAME_OBJECT_IOU
-    """Two detections of a class that overlap by more are one."""
+    """Two detections of a class with a larger overlap are the same object."""
 
     def compute_sums(
         self, outputs: Any, labels: Boxes, class_weights: tf.Tensor | float = 1.0
     ) -> tf.Tensor:
         """Returns float32 [2 + metrics]: the sums of the loss and of each metric, and the count.
 
-        `class_weights`, float32 [C], are factors of the classification loss where a box of the
-        class is.
+        `class_weights` (float32 [C]) are factors of the classification loss of each class's boxes.
         """
         ...
 
     def find_candidates(self, outputs: Any) -> Candidates:
-        """Returns what may be an object."""
+        """Returns boxes that may be objects, with their scores and classes."""
         ...
 
     def detect(self, outputs: Any) -> Detections:
-        """Returns the best candidates. Overlapping ones of a class are suppressed."""
+        """Returns the best candidates, after the suppression of overlapping ones of a class."""
         candidates = self.find_candidates(outputs)
         return suppress(*candidates, self.num_classes, self.max_detections, self.nms_iou)
 
@@ -148,7 +148,7 @@ class Head(Protocol):
 
 
 def require(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
-    """Raises ConfigError if a parameter of a detector is not valid."""
+    """Raises ConfigError with the rule if a parameter of a detector is not valid."""
     if not is_valid:
         raise ConfigError(f"train.model_parameters.{parameter} must be {rule}, got {value}")
 
@@ -267,9 +267,9 @@ def _count_columns(name: str) -> int:
 
 
 def select_best(scores: tf.Tensor, limit: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the best scores of [B, K, C] with their positions in K and classes, [B, limit] each.
+    """Returns the best scores of [B, K, C], their positions in K and their classes.
 
-    There are fewer if there are not so many scores.
+    Each is [B, limit], or smaller if there are fewer scores.
     """
     _, num_positions, num_classes = scores.shape
     num_scores = num_positions * num_classes
@@ -286,10 +286,9 @@ def suppress(
     limit: int = COCO_DETECTIONS,
     nms_iou: float = SAME_OBJECT_IOU,
 ) -> Detections:
-    """Keeps the best one of the candidates of one class that overlap by more than `nms_iou`.
+    """Suppresses a candidate that overlaps a better one of its class by more than `nms_iou`.
 
-    Parts of boxes outside of the image are cut off. `limit` is the number of detections of an
-    image, to which fewer are padded.
+    Boxes are clipped to the image. The detections of an image are padded to `limit`.
     """
     by_class = scores[..., None] * tf.one_hot(classes, num_classes)
     found = tf.image.combined_non_max_suppression(
@@ -317,11 +316,11 @@ def suppress_portably(
 ) -> Detections:
     """Does the same as `suppress`, with operations that TFLite and ONNX have, too.
 
-    It compares all boxes with all others, where TensorFlow's own operation stops early.
+    It compares all boxes with all others. TensorFlow's own operation stops early.
 
-    A box is suppressed if a better box that is kept overlaps it. The loop starts with all boxes.
-    Each round keeps the boxes that no box kept in the round before suppresses, until nothing
-    changes. After n rounds the n best boxes are settled, and nearly always all of them.
+    A kept box suppresses worse boxes that overlap it. The loop starts with all boxes. Each round
+    keeps the boxes that are not suppressed by a box kept in the last round, until nothing changes.
+    After n rounds the n best boxes are final, and nearly always all of them.
     """
     intersections, unions = compute_overlaps(boxes[:, :, None, :], boxes[:, None, :, :])
     # Without a division, which an area of 0 would break.
@@ -366,8 +365,11 @@ def count_detections(
 ) -> tf.Tensor:
     """Counts right and wrong detections of a batch, and true boxes, for `compute_metric`.
 
-    COCO's precision needs all detections of a split in one place, in the order of their scores.
-    Counts by class and range of scores add up over batches and workers. A recall needs no order.
+    COCO's precision needs all detections of a split, sorted by score. Counts by class and range of
+    scores approximate it, and add up over batches and workers. A recall needs no order.
+
+    `evaluation/coco.py` is exact, and its loop over images and classes in NumPy takes ten times as
+    long.
 
     Args:
       name: one of COCO's metrics.
@@ -422,12 +424,13 @@ def _rank(classes: tf.Tensor) -> tf.Tensor:
 def _match(
     found: Detections, labels: Boxes, is_true: tf.Tensor, overlaps: Sequence[float]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns, for each overlap, whether each detection finds a true box, and whether one to be
-    ignored, bool [B, D].
+    """Matches detections with true boxes of their class, the best score first.
 
-    The best detection chooses first: among the boxes of its class that are free, the one that
-    overlaps most. Only if there is none, it takes a box that is not in `is_true`, bool [B, N]. A
-    crowd stays free.
+    Each detection takes the free box with the largest overlap. It takes a box outside of `is_true`
+    (bool [B, N]) only if no other is free. A crowd stays free.
+
+    Returns, for each overlap, whether each detection is matched with a box in `is_true`, and
+    whether with another one and thus ignored, bool [B, D] each.
     """
     ious = tf.where(
         labels.is_crowd[:, None],
@@ -469,16 +472,16 @@ def _match(
 
 
 def _compute_covered_shares(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:
-    """Returns the part of each box [B, D, 4] that lies in each region [B, N, 4]: [B, D, N]."""
+    """Returns the share of each box [B, D, 4] inside of each region [B, N, 4]: [B, D, N]."""
     covered = compute_intersections(boxes[:, :, None], regions[:, None])
     return tf.math.divide_no_nan(covered, compute_areas(boxes)[:, :, None])
 
 
 def compute_metric(name: str, counts: np.ndarray) -> float:
-    """Returns one of COCO's metrics, as a mean of the classes with boxes, and 0 without any.
+    """Returns one of COCO's metrics: the mean over classes with boxes, and 0 without any.
 
-    A precision differs from COCO's only because detections whose scores lie in one range are one
-    step of the curve. A recall does not differ. `counts` is the sum of the results of
+    A precision differs from COCO's only because all detections in one range of scores are one point
+    of the curve. A recall does not differ. `counts` is the sum of the results of
     `count_detections`.
     """
     metric, counts = _METRICS[name], np.asarray(counts, np.float64)
@@ -499,7 +502,7 @@ def compute_areas(corners: tf.Tensor) -> tf.Tensor:
 
 
 def compute_intersections(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Returns the areas that boxes [..., 4] have in common. The shapes are broadcast."""
+    """Returns the areas of the intersections of boxes [..., 4]. The shapes are broadcast."""
     low = tf.maximum(one[..., :2], other[..., :2])
     high = tf.minimum(one[..., 2:], other[..., 2:])
     return tf.reduce_prod(tf.maximum(high - low, 0.0), axis=-1)

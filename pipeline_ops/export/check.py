@@ -23,7 +23,7 @@ from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_form
 from pipeline_ops.served import contract
 from pipeline_ops.served.http.model_reloader import LoadedModel, predict
 from pipeline_ops.served.http.rest import BadRequest
-from pipeline_ops.served.references import AgreementRule, References, compare
+from pipeline_ops.served.references import AgreementRule, References, check_agreement
 
 _NUM_SERVED = 16
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
@@ -60,7 +60,7 @@ def check_format(
         path, files = FORMAT_PATHS[name], [folder / FORMAT_PATHS[name]]
         infer, image = load_format(name, files[0]), references.images[:1]
         answers = references.pack(infer(references.images))
-        agreement = compare(references.outputs, answers, rule, f"the format {name}")
+        agreement = check_agreement(references.outputs, answers, rule, f"the format {name}")
     num_calls = _UNTIMED_CALLS + _TIMED_CALLS
     durations = timeit.repeat(lambda: infer(image), number=1, repeat=num_calls)
     return FormatFigures(
@@ -109,7 +109,7 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
         ) from error
     rows = answer["predictions"]
     predictions = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    compare(
+    check_agreement(
         wanted,
         references.pack(predictions),
         choose_rule("saved_model", config),

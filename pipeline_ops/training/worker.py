@@ -394,7 +394,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
     if figures.task == "detection":
         most_boxes = figures.most_boxes_to_answer
         head = make_head(config, figures.image_shape, len(figures.class_names), most_boxes)
-        return Detection(figures.image_shape, head, config.gate_figures, weights, most_boxes)
+        return Detection(figures.image_shape, head, config.gate_metrics, weights, most_boxes)
     loss, metrics = load_user_functions(config, folder)
     return Classification(
         figures.image_shape,
@@ -402,7 +402,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
         config.label_smoothing,
         loss,
         metrics,
-        config.gate_figures,
+        config.gate_metrics,
         len(figures.class_names),
     )
 

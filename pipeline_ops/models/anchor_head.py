@@ -23,19 +23,16 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
-from pipeline_ops.models.detection import (
+from pipeline_ops.models.boxes import (
     SAME_OBJECT_IOU,
     Boxes,
-    Candidates,
-    Head,
     compute_areas,
-    compute_focal_losses,
     compute_intersections,
     compute_overlaps,
     compute_pairwise_ious,
-    require,
     select_best,
 )
+from pipeline_ops.models.detection import Candidates, Head, compute_focal_losses, require
 
 BoxLoss = Literal["smooth_l1", "giou"]
 

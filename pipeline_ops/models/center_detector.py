@@ -18,16 +18,14 @@ import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.models.boxes import Boxes, compute_overlaps, select_best
 from pipeline_ops.models.detection import (
-    Boxes,
     Candidates,
     Head,
     compute_focal_losses,
-    compute_overlaps,
     require,
     require_max_detections,
     require_multiple,
-    select_best,
 )
 
 STRIDE = 4

@@ -213,7 +213,7 @@ def test_it_learns_a_few_scenes_by_heart():
     import tensorflow as tf
     from scenes import scene_example
 
-    from pipeline_ops.models.detection import Boxes, compute_pairwise_ious
+    from pipeline_ops.models.boxes import Boxes, compute_pairwise_ious
     from pipeline_ops.models.retinanet import make_head
 
     keras.utils.set_random_seed(1)

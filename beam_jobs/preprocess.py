@@ -49,7 +49,7 @@ _UNUSED_MODULES = (
     "apache_beam.io.gcp.gcsfilesystem",
     "bson",
 )
-"""Beam's own clients of buckets and databases. They take half of the time that its import takes."""
+"""Beam's own clients of buckets and databases, which account for half of its import time."""
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
@@ -90,8 +90,8 @@ def _read_source(job: Job, config: Preprocess) -> SourceData:
 def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _DatasetPlan:
     """Decides which records belong to which split, and which shards have to be built."""
     previous = generations.read_previous_dataset(job.request)
-    reference_hashes = generations.collect_known_hashes(previous)
-    hashes = _hash_images(job, config, source, reference_hashes)
+    known_hashes = generations.collect_known_hashes(previous)
+    hashes = _hash_images(job, config, source, known_hashes)
     decision = duplicates.decide_collection(config, source.found.records, hashes)
     _check_before_work(job, config, source, decision)
     delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
@@ -143,7 +143,7 @@ def _write_index(draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[Shard
 def _check_before_work(
     job: Job, config: Preprocess, source: SourceData, decision: duplicates.CollectionDecision
 ) -> None:
-    """Finds what can be found without a shard: a lost class, an unserved stage, a wrong model."""
+    """Checks what needs no shard: classes without examples, stages that are not served, the model."""
     validate_plan(config, source, decision)
     try_stages(source, config, Path(job.request.config_file), job.request.training)
     if training := job.request.training:

@@ -2,8 +2,8 @@
 
 Records are read at random places instead of by `interleave`, `shuffle` and `batch`, so that a gang
 of any size resumes at any step with exactly the next examples, and reads no earlier ones. A
-pipeline of stateful transformations would have to save and restore buffers of every worker. The
-field's equivalent is Grain with ArrayRecord.
+pipeline of stateful transformations would have to save and restore buffers of every worker. Grain
+with ArrayRecord does the same for JAX.
 
 Every epoch is a permutation of the split (`order.py`), and the epochs follow one another without a
 gap. A batch may hold the end of one epoch and the beginning of the next, so every example comes

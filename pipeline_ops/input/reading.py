@@ -1,6 +1,6 @@
-"""The shards of one split, and their records once, in the order in which they lie.
+"""Reads a split sequentially, shard after shard and each record once.
 
-Evaluation, export and the preparation of a training read a split so. A training reads single
+Evaluation, export and the preparation of a training do so. The training itself reads single
 examples at random places (`sources.py`), in an order of their own (`batches.py`). Examples that a
 later generation of the data set has removed are skipped and have no numbers.
 

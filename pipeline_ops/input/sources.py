@@ -44,7 +44,7 @@ Read = Callable[[tf.Tensor], tf.Tensor]
 """A function from example numbers, int64 [b], to serialised examples, string [b]."""
 
 Draw = Callable[[tf.Tensor], StatelessRandom]
-"""A function from a step to its random numbers, and with them to its examples."""
+"""Maps a step to the random numbers that select its examples."""
 
 MAX_BYTES_IN_MEMORY = 256 << 20
 """A split up to this size is held in memory in serialised form."""

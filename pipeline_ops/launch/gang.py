@@ -3,7 +3,7 @@
 It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
 new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
 are there now, and is as large as these and the config allow. The global batch and the learning rate
-never change, so every incarnation continues the same curve.
+never change, so every incarnation continues the same loss curve.
 
 `train.py` runs it. `host_pool.py` reaches the hosts, `monitor.py` judges the processes, and
 `gang_log.py` keeps their messages.

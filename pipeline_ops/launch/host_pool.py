@@ -364,7 +364,7 @@ class HostPool:
         if host.report and silent_seconds > limit_seconds:
             return f"it has been silent for {silent_seconds:.0f} s ({option})"
         if host.is_ready and heartbeat_age > limit_seconds:
-            return f"its fork server has sent no heartbeat for {heartbeat_age:.0f} s ({option})"
+            return f"its fork server has not been seen running for {heartbeat_age:.0f} s ({option})"
         limit_seconds = self._start_timeout_seconds
         if not host.is_ready and now - connection.started_at > limit_seconds:
             return f"it was not ready within {limit_seconds:.0f} s (train.start_timeout_seconds)"

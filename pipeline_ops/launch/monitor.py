@@ -228,7 +228,7 @@ class WorkerMonitor:
             if (silent_seconds := now - process.last_heartbeat) > limit_seconds:
                 return self._blame(
                     process,
-                    f"has sent no heartbeat for {silent_seconds:.0f} s "
+                    f"has not been seen running for {silent_seconds:.0f} s "
                     + (f"in the phase {process.phase} " if process.phase else "")
                     + "(train.heartbeat_timeout_seconds is "
                     f"{self._config.heartbeat_timeout_seconds}). "

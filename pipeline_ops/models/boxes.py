@@ -119,20 +119,20 @@ def suppress_portably(
     # Without a division, which an area of 0 would break.
     overlap = intersections > nms_iou * unions
     num_boxes = boxes.shape[1]
-    # [K, K]: the second before the first.
+    # [i, j]: whether j comes before i.
     comes_before = tf.constant(np.tril(np.ones((num_boxes, num_boxes), bool), -1))
     one, other = scores[:, :, None], scores[:, None, :]
     is_better = (other > one) | (tf.equal(other, one) & comes_before)
     is_same_class = tf.equal(classes[:, :, None], classes[:, None, :])
     suppresses = tf.cast(overlap & is_same_class & is_better, tf.float32)
-    counts = tf.cast(scores > MIN_SCORE, tf.float32)
+    is_candidate = tf.cast(scores > MIN_SCORE, tf.float32)
     kept, _ = tf.while_loop(
         lambda kept, before: tf.reduce_any(tf.not_equal(kept, before)),
         lambda kept, _: (
-            counts * tf.cast(tf.linalg.matvec(suppresses, kept) < 0.5, tf.float32),
+            is_candidate * tf.cast(tf.linalg.matvec(suppresses, kept) < 0.5, tf.float32),
             kept,
         ),
-        [counts, tf.zeros_like(counts) - 1.0],
+        [is_candidate, tf.zeros_like(is_candidate) - 1.0],
     )
     best, indices = tf.math.top_k(scores * kept, min(limit, num_boxes))
     missing = limit - best.shape[1]

@@ -46,12 +46,14 @@ _AREAS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0*
 _METRICS = {
     **{"map": _Metric(), "map_50": _Metric((0.5,)), "map_75": _Metric((0.75,))},
     **{f"map_{size}": _Metric(areas=areas) for size, areas in _AREAS.items()},
-    **{f"mar_{limit}": _Metric(limit=limit) for limit in (1, 10, 100)},
-    **{f"mar_{size}": _Metric(areas=areas, limit=100) for size, areas in _AREAS.items()},
+    **{f"mar_{limit}": _Metric(limit=limit) for limit in (1, 10, COCO_DETECTIONS)},
+    **{
+        f"mar_{size}": _Metric(areas=areas, limit=COCO_DETECTIONS) for size, areas in _AREAS.items()
+    },
 }
 
 
-def count_columns(name: str) -> int:
+def get_num_columns(name: str) -> int:
     """Returns the number of counts of each class for a metric."""
     metric = _METRICS[name]
     return 2 if metric.limit else len(metric.overlaps) * 2 * _NUM_RANGES + 1
@@ -176,9 +178,9 @@ def _compute_covered_shares(boxes: tf.Tensor, regions: tf.Tensor) -> tf.Tensor:
 def compute_metric(name: str, counts: np.ndarray) -> float:
     """Returns one of COCO's metrics: the mean over classes with boxes, and 0 without any.
 
-    A precision differs from COCO's only because all detections in one range of scores are one point
-    of the curve. A recall does not differ. `counts` is the sum of the results of
-    `count_detections`.
+    A precision differs from COCO's because all detections in one range of scores are one point of
+    the curve, and because of two boxes with equal overlaps the first is matched, not the last.
+    `counts` is the sum of the results of `count_detections`.
     """
     metric, counts = _METRICS[name], np.asarray(counts, np.float64)
     found = []

@@ -30,7 +30,7 @@ from pipeline_ops.models.boxes import (
     suppress,
     suppress_portably,
 )
-from pipeline_ops.models.coco_counts import compute_metric, count_columns, count_detections
+from pipeline_ops.models.coco_counts import compute_metric, count_detections, get_num_columns
 from pipeline_ops.models.task import BatchSums, count_false
 
 _FEATURES = {
@@ -129,7 +129,7 @@ class Detection:
         self._image_shape, self.head = image_shape, head
         self.metrics = self.validation_metrics = head.metrics
         self._gate_metrics = tuple(gate_metrics)
-        self._ends = np.cumsum([head.num_classes * count_columns(name) for name in gate_metrics])
+        self._ends = np.cumsum([head.num_classes * get_num_columns(name) for name in gate_metrics])
         self.num_counts = int(self._ends[-1])
 
     def parse(self, serialized_b: tf.Tensor) -> tuple[tf.Tensor, Boxes]:

@@ -110,7 +110,7 @@ class CheckpointStore:
         """Stores a checkpoint of this token, and removes those that it replaces.
 
         `files` are its files on this host, by the names that they get on another one. After an
-        error, the checkpoints before are still there.
+        error, earlier checkpoints are still there.
         """
         names = {entry.name for entry in self.folder.walk()}
         checksums = {name: _compute_checksums(file) for name, file in files.items()}
@@ -175,7 +175,7 @@ class Uploader:
         return self._uploaded.done() and self._uploaded.result()
 
     def start(self, step: int, files: Iterable[Path]) -> None:
-        """Uploads links to the files, because the files are removed in the meantime.
+        """Uploads hard links, because the files may be removed in the meantime.
 
         If uploads are slower than checkpoints, the newest checkpoint is next, and those between are
         left out.

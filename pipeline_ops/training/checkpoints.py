@@ -5,8 +5,8 @@ loop. It does not depend on the number of workers, so a gang of any size can res
 chief alone writes it, under a temporary name, and then renames it. A damaged file is skipped with a
 warning, and the previous one is used.
 
-Training waits for the copy, and for the previous file if that is still being written. The next call
-here raises an error of the background thread.
+Training waits for the copy, and for the previous file if that is still being written. An error in
+the background thread is raised by the next call to this class.
 
     checkpoint-000000200.npz   w0000.. weights, o0000.. optimizer, their paths, state
     best-00003.npz             the weights of an epoch that was the best when it ended
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _STATE_KEY = "state"
 _MAX_PATH_BYTES = 100
-"""The end of a path that workers exchange."""
+"""Workers exchange only the end of a path, of this length."""
 _READY = b"r"
 _POLL_SECONDS = 0.05
 _STORE_SECONDS = 20.0

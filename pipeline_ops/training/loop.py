@@ -46,7 +46,7 @@ from pipeline_ops.training.usage import ClockTimes, StepClock, Waits
 from pipeline_ops.training.weight_files import Arrays, Paths, number_paths
 
 _TIMED_CALLS = 16
-"""One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""
+"""Every 16th call is timed on GPUs, because the host waits for the GPU to read the clock."""
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
 
@@ -133,7 +133,7 @@ def find_states(model: keras.Model) -> list[keras.Variable]:
 def make_change(new: tf.Tensor, old: tf.Tensor, part: int | tf.Tensor, num_parts: int) -> tf.Tensor:
     """Returns a part's share of the change of a state.
 
-    The state becomes its old value and the sum of all shares. Of a float that is the mean over the
+    The state becomes its old value and the sum of all shares. For floats, this is the mean over the
     parts, exact where nothing changed. Whole numbers and flags have no mean: the first part counts.
     The type is float32, float64 or int64, in which sums of small types are exact.
     """
@@ -623,9 +623,9 @@ class SynchronousLoop(Loop):
         return [state.value.read_value() for state in self._states]
 
     def _slice_for_replica(self, *batch: Any) -> Any:
-        """Returns this replica's part of the worker's batch, which the worker's devices divide.
+        """Returns this replica's part of the worker's batch.
 
-        The host divides it, so that a GPU gets its own part alone.
+        The batch is split on the host, so each GPU receives only its own part.
         """
         part, count = get_replica_index() % self._local_replicas, self._local_replicas
         with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
@@ -684,9 +684,11 @@ class SynchronousLoop(Loop):
         raw = self.get_weights() if self._has_averages else None
         if raw:
             self.assign(self.get_best_weights())
-        yield
-        if raw:
-            self.assign(raw)
+        try:
+            yield
+        finally:
+            if raw:
+                self.assign(raw)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _judge_batch(self, features: Any, labels: Any) -> tf.Tensor:

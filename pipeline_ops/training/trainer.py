@@ -78,7 +78,7 @@ class DivergedError(Exception):
 class Trainer:
     """One process's side of a training: a synchronous worker, or the chief of parameter servers.
 
-    All processes of a gang report progress: one that reports nothing counts as hung.
+    The supervisor restarts a gang in which no process reports progress.
     """
 
     spec: WorkerSpec
@@ -120,8 +120,8 @@ class Trainer:
                 continue
             if self._has_reached_limit():
                 break
-            # No fault of the validation costs the epoch, unless a callback has cut it short: that
-            # state is saved only once the epoch has ended.
+            # The epoch is saved before its validation, so a failed validation does not cost it. An
+            # epoch that a callback has ended early is saved afterwards.
             if self.checkpoints.saved_step != self.state.step and not self.state.stopped_early:
                 self._save()
             self._end_epoch()
@@ -249,7 +249,7 @@ class Trainer:
         return found | (paths.keys() - new if new and epoch < config.freeze_epochs else set())
 
     def _advance(self, max_steps: int) -> StepResult:
-        """Takes at most the given number of steps in one call, and counts them and skipped ones."""
+        """Takes up to `max_steps` steps in one call, and leaves out those to be skipped."""
         state, skipped = self.state, self.state.skipped
         while max_steps and state.step in skipped:
             next(self._batches)
@@ -502,7 +502,7 @@ class Trainer:
             )
 
     def _report_step(self) -> None:
-        """Reports that a step begins, and with it the clock of steps."""
+        """Reports the start of a step, which starts its timeout."""
         self.progress.report(TRAIN_PHASE, self.state.step, self.input.total_steps, "steps")
 
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:

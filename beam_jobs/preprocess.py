@@ -143,7 +143,7 @@ def _write_index(draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[Shard
 def _check_before_work(
     job: Job, config: Preprocess, source: SourceData, decision: duplicates.CollectionDecision
 ) -> None:
-    """Checks what needs no shard: classes without examples, stages that are not served, the model."""
+    """Checks what needs no shard: classes without examples, unserved stages, the model."""
     validate_plan(config, source, decision)
     try_stages(source, config, Path(job.request.config_file), job.request.training)
     if training := job.request.training:

@@ -115,6 +115,8 @@ def _is_of_machine(error: Exception) -> bool:
     TensorFlow wraps errors of Python code in a graph into its own types, with a traceback in the
     text.
     """
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return True  # of Python's exceptions, MemoryError alone becomes this one
     if isinstance(error, RETRIED):
         return "\nTraceback (most recent" not in str(error)
     is_disk_error = isinstance(error, OSError) and error.errno in DISK_ERRORS

@@ -89,6 +89,7 @@ GROUPS = {
             "pipeline_ops/export",
             "pipeline_ops/models",
             "pipeline_ops/od_api",
+            "pipeline_ops/precision_recall",
             "pipeline_ops/served",
             "pipeline_ops/training",
         ),

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import apache_beam as beam
@@ -126,7 +126,7 @@ def check_workers(request: Request, runner: BeamRunner, exchange: Exchange) -> N
             if time.monotonic() > silent_at:
                 causes = _list_causes(runner, request.root)
                 raise MachineError(f"no worker answers after {_CHECK_SECONDS} s. {causes}")
-            time.sleep(exchange.seconds)
+            time.sleep(exchange.poll_seconds)
         exchange.raise_error()
 
 
@@ -202,7 +202,7 @@ def _follow(
         job.progress.report(exchange.folder.name, message=message)
         _log.log(level, "%s", message)
 
-    try:
+    with _end_with_job(engine_job, exchange):
         engine_job.start(build)
         page, silent_at = "", time.monotonic() + _SILENT_SECONDS
         while not engine_job.is_over():
@@ -219,7 +219,15 @@ def _follow(
             if job.seconds_left < _END_SECONDS:
                 seconds = job.request.deadline_seconds
                 raise _JobIsLate(f"not done after timeout_seconds ({seconds})")
-            time.sleep(exchange.seconds)
+            time.sleep(exchange.poll_seconds)
+    exchange.raise_error()
+
+
+@contextlib.contextmanager
+def _end_with_job(engine_job: EngineJob, exchange: Exchange) -> Iterator[None]:
+    """Cancels the engine's job if the block fails, unless the engine itself does not answer."""
+    try:
+        yield
     except MachineError:
         if engine_job.has_begun:
             exchange.raise_error()  # the error of a worker says more
@@ -232,4 +240,3 @@ def _follow(
             except MachineError as fault:
                 raise type(error)(f"{error}. {fault}") from fault
         raise
-    exchange.raise_error()

@@ -72,8 +72,8 @@ class Exchange:
     folder: StorePath
 
     @property
-    def seconds(self) -> float:
-        """The time between two looks, or two reports of one worker. A bucket costs requests."""
+    def poll_seconds(self) -> float:
+        """The polling interval. It is longer for a bucket, whose requests cost money."""
         return _FOLDER_SECONDS if self.folder.is_local else _BUCKET_SECONDS
 
     def write_plans(self, plans: Iterable[ShardPlan]) -> list[ShardTask]:
@@ -184,7 +184,7 @@ class ProgressReporter:
         self._exchange, self._name = exchange, name
         self._done = self._rejected = 0
         exchange.check_stop()
-        self._next = time.monotonic() + exchange.seconds
+        self._next = time.monotonic() + exchange.poll_seconds
 
     def add(self, is_rejected: bool) -> None:
         self._done += 1
@@ -193,7 +193,7 @@ class ProgressReporter:
             self._exchange.check_stop()
             progress = PlanProgress(done=self._done, rejected=self._rejected)
             self._exchange.write_progress(self._name, progress)
-            self._next = time.monotonic() + self._exchange.seconds
+            self._next = time.monotonic() + self._exchange.poll_seconds
 
 
 class Results(Generic[Summary]):

@@ -141,7 +141,7 @@ def run_embedded(
 
     threading.Thread(target=run, name="beam", daemon=True).start()
     try:
-        while not wait([outcome], exchange.seconds).done:
+        while not wait([outcome], exchange.poll_seconds).done:
             report()
     finally:
         if not outcome.done():

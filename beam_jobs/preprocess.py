@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from beam_jobs.exchange import Exchange
 from beam_jobs.output import describe, quarantine
@@ -48,7 +49,7 @@ _UNUSED_MODULES = (
     "apache_beam.io.gcp.gcsfilesystem",
     "bson",
 )
-"""Beam's own clients of buckets and databases. They take half of the time that its import takes."""
+"""Beam's own clients of buckets and databases, which account for half of its import time."""
 _log = logging.getLogger("beam_jobs.preprocess")
 
 
@@ -59,52 +60,90 @@ def preprocess(job: Job) -> ExitCode:
     return ExitCode.SUCCESS
 
 
+class _DatasetPlan(NamedTuple):
+    """The decisions before the first shard is built."""
+
+    decision: duplicates.CollectionDecision
+    delta: generations.Delta
+    previous: generations.PreviousDataset | None
+    hashes: Mapping[int, str]
+
+
 def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     config = Preprocess.model_validate(job.request.config)
+    source = _read_source(job, config)
+    plan = _plan_dataset(job, config, source)
+    unchanged = generations.take_over(plan.delta, plan.previous, draft)
+    built = _build_shards(job, config, source, plan.delta.shards, draft)
+    figures = _describe_dataset(job, config, source, plan, [*unchanged, *built], draft)
+    _write_index(draft, plan, built)
+    _write_figures(draft, config, figures)
+
+
+def _read_source(job: Job, config: Preprocess) -> SourceData:
     config_file = Path(job.request.config_file)
     check_stages(config, config_file)
     listing = _list_raw_files(job, config)
-    source = read_source_data(config, listing, config_file, partial(_read_transformed, job, config))
+    return read_source_data(config, listing, config_file, partial(_read_transformed, job, config))
+
+
+def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _DatasetPlan:
+    """Decides which records belong to which split, and which shards have to be built."""
     previous = generations.read_previous_dataset(job.request)
-    reference = describe.read_reference(job.request.inputs)
-    hashes = _hash_images(job, config, source, generations.collect_known_hashes(previous))
+    known_hashes = generations.collect_known_hashes(previous)
+    hashes = _hash_images(job, config, source, known_hashes)
     decision = duplicates.decide_collection(config, source.found.records, hashes)
     _check_before_work(job, config, source, decision)
     delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
     if previous:
         _log.info("%s", delta.reason)
-    unchanged = generations.take_over(delta, previous, draft)
-    built = _build_shards(job, config, source, delta.shards, draft)
-    summaries = [*unchanged, *built]
-    summary.check_shapes(summaries, job.request.config_file)
-    rejected = quarantine.collect_rejected(source, decision, summaries, draft)
-    figures = summary.compute_figures(summaries, source.class_names, rejected, source.task)
+    return _DatasetPlan(decision, delta, previous, hashes)
+
+
+def _describe_dataset(
+    job: Job,
+    config: Preprocess,
+    source: SourceData,
+    plan: _DatasetPlan,
+    summaries: Sequence[ShardSummary],
+    draft: ArtifactDraft,
+) -> dataset.DatasetFigures:
+    """Writes quarantine, statistics and page. Raises DataError for a data set to be refused."""
+    by_split, config_file = plan.decision.by_split, job.request.config_file
+    summary.check_shapes(summaries, config_file)
+    rejected = quarantine.collect_rejected(source, plan.decision, summaries, draft)
     served = {"stages": describe_stages(config), "class_numbers": list(source.class_numbers)}
-    figures = figures.model_copy(update=delta.figures | served)
-    copies = find_duplicates(decision.by_split, {record.key for record in rejected})
-    statistics = collect_statistics(summaries, figures, copies)
-    figures = add_remarks(figures, statistics, decision.by_split)
+    counted = summary.compute_figures(summaries, source.class_names, rejected, source.task)
+    counted = counted.model_copy(update=plan.delta.figures | served)
+    copies = find_duplicates(by_split, {record.key for record in rejected})
+    statistics = collect_statistics(summaries, counted, copies)
+    figures = add_remarks(counted, statistics, by_split)
     for warning in figures.warnings:
         _log.warning("%s", warning)
     bad = filter(None, quarantine.read_bad_records(rejected, source))
+    reference = describe.read_reference(job.request.inputs)
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
     with describe.keep_page_of_refused_data(job, draft.folder):
-        quarantine.check_rejects(rejected, source, decision, config.rejects, job)
-        explain_empty = partial(explain_from_shards, decision.by_split, rejected, summaries)
+        quarantine.check_rejects(rejected, source, plan.decision, config.rejects, job)
+        explain_empty = partial(explain_from_shards, by_split, rejected, summaries)
         labels, names = summary.count_labels(summaries), source.class_names
         place, splits = str(source.folder), config.split.required
         check_labels(labels, names, place, source.task, explain_empty, splits=splits)
-        describe.check_comparison(comparison, config, job.request.config_file)
-    entries = generations.build_index_entries(delta, built, decision.quarantined, hashes)
+        describe.check_comparison(comparison, config, config_file)
+    return figures
+
+
+def _write_index(draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[ShardSummary]) -> None:
+    quarantined = plan.decision.quarantined
+    entries = generations.build_index_entries(plan.delta, built, quarantined, plan.hashes)
     dataset.write_index(draft.folder / dataset.INDEX, entries)
-    generations.write_record_lengths(draft.folder, built, delta.kept, previous)
-    _write_figures(draft, config, figures)
+    generations.write_record_lengths(draft.folder, built, plan.delta.kept, plan.previous)
 
 
 def _check_before_work(
     job: Job, config: Preprocess, source: SourceData, decision: duplicates.CollectionDecision
 ) -> None:
-    """Finds what can be found without a shard: a lost class, an unserved stage, a wrong model."""
+    """Checks what needs no shard: classes without examples, unserved stages, the model."""
     validate_plan(config, source, decision)
     try_stages(source, config, Path(job.request.config_file), job.request.training)
     if training := job.request.training:

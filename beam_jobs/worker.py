@@ -132,7 +132,7 @@ _until_exit = contextlib.ExitStack()
 def open_pool(
     spec: BuildSpec[PlanSummary], exchange: Exchange, num_processes: int
 ) -> Iterator[None]:
-    """Has worker processes for the tasks of a block, or none if one process is enough.
+    """Starts the worker processes for the tasks of a block, unless one process is enough.
 
     They are for the embedded runner, which opens no port while Beam itself has one worker. They
     start at once, while the block imports Beam.

@@ -75,10 +75,11 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         SHARED | {"training", "models", "input", "served"},
         TENSORFLOW | {"PIL", "h5py", "pynvml"},
     ),
-    "pipeline_ops/models": (SHARED | {"models", "input"}, TENSORFLOW),
+    "pipeline_ops/models": (SHARED | {"models", "input", "precision_recall"}, TENSORFLOW),
+    "pipeline_ops/precision_recall.py": (set(), {"numpy"}),
     "pipeline_ops/input": (SHARED | {"input"}, TENSORFLOW | {"scipy"}),
     "pipeline_ops/evaluation": (
-        SHARED | {"evaluation", "models", "input", "served"},
+        SHARED | {"evaluation", "models", "input", "served", "precision_recall"},
         TENSORFLOW | {"jinja2", "markupsafe", "PIL", "sklearn", "scipy"},
     ),
     "pipeline_ops/export": (

@@ -125,7 +125,9 @@ class RawReader:
             return read_raw(raw, self._folder)
         limits = _ROW_LIMITS if _is_row(raw) else _FETCH_LIMITS
         while raw.key not in self._fetched:
-            self._fetched = _fetch(self._take_next(*limits), self._folder)
+            if not (following := self._take_next(*limits)):
+                raise LookupError(f"{raw.key} is not one of the records that follow")
+            self._fetched = _fetch(following, self._folder)
         return self._fetched.pop(raw.key)
 
     def _take_next(self, max_files: int | None, max_bytes: float) -> list[Raw]:

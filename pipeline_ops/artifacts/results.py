@@ -244,9 +244,9 @@ class NotFinite(Figures):
     count: int = 0
     keys: list[str] = []
 
-    def add(self, keys: Iterable[str]) -> NotFinite:
-        """Returns this with more answers."""
-        more = list(keys)
+    def add(self, keys: Iterable[str], is_finite: Iterable[bool]) -> NotFinite:
+        """Returns this with the answers to more examples, of which some may be finite."""
+        more = [key for key, is_number in zip(keys, is_finite, strict=True) if not is_number]
         named = (self.keys + more)[:_MAX_NAMED]
         return NotFinite(count=self.count + len(more), keys=named) if more else self
 

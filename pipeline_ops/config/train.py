@@ -477,7 +477,7 @@ Monitor = Annotated[str, Field(pattern=r"^validation_[a-z][a-z0-9_]*$")]
 metric of one's own needs a `mode` in `train.metrics`. A figure that is not finite is the worst."""
 
 
-_GATE_FIGURES: dict[Task, tuple[str, ...]] = {
+_GATE_METRICS: dict[Task, tuple[str, ...]] = {
     "classification": ("macro_precision", "macro_recall", "macro_f1", "worst_class_recall"),
     "detection": get_args(DetectionMetric),
 }
@@ -562,8 +562,8 @@ _REQUIRED_KEYS = {
 }
 """Keys that one strategy needs, and that no other one has."""
 _NOT_FOR_DETECTORS = {
-    "parameter_server": "whose loop does not divide by the number of boxes",
-    "dtensor": "whose loop does not divide by the number of boxes",
+    "parameter_server": "whose loop does not divide the loss by the number of boxes",
+    "dtensor": "whose loop does not divide the loss by the number of boxes",
     "tpu": "whose shapes are fixed, and images have different numbers of boxes",
 }
 
@@ -839,7 +839,7 @@ class Train(TaskSection):
         return {path: given for entry in entries for path, given in entry.items()}
 
     def find_mode(self, figure: str) -> Mode | None:
-        """Returns the better direction of a figure. None if it is an own one without a mode."""
+        """Returns the better direction of a metric, or None for the author's own without a mode."""
         own = {_get_name(path): mode for path, mode in self.own_metrics.items()}
         return find_mode(figure, own)
 
@@ -850,18 +850,18 @@ class Train(TaskSection):
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of all figures of the validation split besides the loss."""
-        return self.step_metric_names + self.gate_figures
+        """The names of all metrics of the validation split besides the loss."""
+        return self.step_metric_names + self.gate_metrics
 
     @property
-    def gate_figures(self) -> list[str]:
+    def gate_metrics(self) -> list[str]:
         """The metrics of the gate that are computed on the validation split, besides accuracy."""
-        figures = ["map_50"] if self.task == "detection" else []
+        names = ["map_50"] if self.task == "detection" else []
         for monitor in self._monitors.values():
             name = monitor.removeprefix("validation_")
-            if name not in (*figures, *self.step_metric_names) and self._is_gate_figure(name):
-                figures.append(name)
-        return figures
+            if name not in (*names, *self.step_metric_names) and self._is_gate_metric(name):
+                names.append(name)
+        return names
 
     @property
     def _monitors(self) -> dict[str, str]:
@@ -876,9 +876,9 @@ class Train(TaskSection):
             if section and section.monitor
         }
 
-    def _is_gate_figure(self, name: str) -> bool:
+    def _is_gate_metric(self, name: str) -> bool:
         is_top_k = self.task == "classification" and _TOP_K.fullmatch(name)
-        return bool(is_top_k) or name in _GATE_FIGURES[self.task]
+        return bool(is_top_k) or name in _GATE_METRICS[self.task]
 
     @property
     def callback_arguments(self) -> list[tuple[str, dict[str, Any]]]:
@@ -966,9 +966,9 @@ class Train(TaskSection):
         self._validate_weights()
         self._validate_labels()
         for name, monitor in self._monitors.items():
-            known = ["loss", *self.step_metric_names, *_GATE_FIGURES[self.task]]
+            known = ["loss", *self.step_metric_names, *_GATE_METRICS[self.task]]
             figure = monitor.removeprefix("validation_")
-            if figure not in known and not self._is_gate_figure(figure):
+            if figure not in known and not self._is_gate_metric(figure):
                 others = "" if self.task == "detection" else ", validation_top_3_accuracy"
                 raise ValueError(
                     f"{name}.monitor must be one of "

@@ -1,9 +1,9 @@
-"""The challenger's answers to raw files beside those to the images of the data set.
+"""Compares the challenger's answers to raw files with its answers to images of the data set.
 
-A gate judges a model on images that the stages have made. Its clients send raw files, which the
-model preprocesses itself. Here it gets the raw files of up to `preprocess.raw_test_files` test
-records through `serving_default`. A difference that noise does not explain fails the gate, because
-its other figures are then not those of the served model.
+The gate judges a model on preprocessed images. Clients send raw files, which the model preprocesses
+itself. This module sends the raw files of up to `preprocess.raw_test_files` test records to
+`serving_default`. A difference beyond noise fails the gate, because the other figures then do not
+describe the served model.
 
 Legend: N examples of the test split, M of them with a raw file.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from pipeline_ops.artifacts.dataset import RAW_TEST_PREFIX
 from pipeline_ops.artifacts.results import AsServed, NotFinite, RuleVerdict
 from pipeline_ops.evaluation.inputs import Inputs, find_index, iterate_split
-from pipeline_ops.evaluation.metrics import compare, compute_wilson_interval_95
+from pipeline_ops.evaluation.metrics import compare_answers, compute_wilson_interval_95
 from pipeline_ops.served.client import RawRecord, SavedModelClient, read_raw_records
 from pipeline_ops.served.contract import IMAGE_BYTES, SERVING_DEFAULT
 from pipeline_ops.served.preprocessing import Preprocessing
@@ -28,17 +28,18 @@ from pipeline_ops.served.preprocessing import Preprocessing
 _BATCH_FILES = 16
 _MIN_P_VALUE = 0.01
 MIN_AGREEMENT, MIN_BOX_AGREEMENT = 0.95, 0.7
-"""The share of equal answers below which the gate fails, whatever the figure. Of a picture, all
-boxes have to be equal, though one of two nearly equal ones may be chosen."""
+"""The gate fails below this share of equal answers, whatever the metric. The answers of a detector
+to an image are equal if all boxes are. Models often choose either of two nearly equal boxes, so
+detectors need a smaller share."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RawTests:
-    """The raw test files that the challenger is asked about.
+    """The raw test files that the challenger gets.
 
     Attributes:
       paths: the files that hold them.
-      keys: for each, the key of the one example that was made of it.
+      keys: the key of the only example made from each of them.
       reason: why there are none, as a sentence without a full stop.
     """
 
@@ -99,8 +100,10 @@ def compare_classes(
     labels: np.ndarray,
     classes: np.ndarray,
 ) -> AsServed:
-    """Compares the answers of a classifier. `rows` are the positions of the keys in `labels` and
-    `classes`, int64 [N], the answers to the images.
+    """Compares the answers of a classifier.
+
+    `classes` are its answers to the images, int64 [N] like `labels`. `rows` has the position of
+    each key in both.
     """
     if tests.reason:
         return AsServed(reason=tests.reason)
@@ -110,17 +113,15 @@ def compare_classes(
     for keys, outputs in answer_files(client, tests):
         chosen += [rows[key] for key in keys]
         is_finite = np.isfinite(outputs["probabilities"]).all(axis=1)
-        not_finite = not_finite.add(
-            key for key, is_right in zip(keys, is_finite, strict=True) if not is_right
-        )
+        not_finite = not_finite.add(keys, is_finite)
         found.append(np.where(is_finite, outputs["classes"], -1))
     labels_M, images_M, files_M = labels[chosen], classes[chosen], np.concatenate(found)
     is_right = files_M == labels_M
     low, high = compute_wilson_interval_95(int(is_right.sum()), len(chosen))
     agreement = float(np.mean(files_M == images_M))
-    counts = compare(labels_M, files_M, images_M)
+    counts = compare_answers(labels_M, files_M, images_M)
     only = counts["only_challenger_right"], counts["only_champion_right"]
-    p_value = binomtest(only[0], sum(only)).pvalue if any(only) else 1.0  # of McNemar (1947)
+    p_value = binomtest(only[0], sum(only)).pvalue if any(only) else 1.0  # McNemar's test (1947)
     return AsServed(
         num_files=len(chosen),
         agreement=agreement,

@@ -1,9 +1,8 @@
 """Evaluation of a classifier: its answers, metrics with intervals, slices, and examples to show.
 
-Champion and challenger answer for the same examples, as they are served, in one pass over the
-shards. Only a few numbers of each example stay in memory. The probabilities of all classes go to a
-file without a name, so memory does not limit the size of the test split. Only the images that the
-report shows are kept.
+Champion and challenger are called as they are served, in one pass over the shards. Only a few
+numbers of each example stay in memory. The probabilities of all classes go to an unnamed temporary
+file, so memory does not limit the size of the test split. Only the images for the report are kept.
 
 Legend: N examples, C classes.
 """
@@ -17,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -29,15 +28,15 @@ from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
     Curves,
-    Group,
+    ExampleGroup,
     ModelPredictions,
     build_group,
     build_slice_groups,
-    compare,
+    compare_answers,
     evaluate_model,
     find_in_top_k,
 )
-from pipeline_ops.evaluation.slices import compute_slice_values, join_slice_values, list_features
+from pipeline_ops.evaluation.slices import SliceValues, list_features
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.served.client import (
     EncodedBatch,
@@ -50,6 +49,8 @@ NUM_SHOWN = 24
 """Mistakes, and surprises, that a report shows as pictures."""
 NUM_PREDICTIONS = 3
 """The number of test images in `predictions.png`."""
+OwnMetric = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""A user's metric of each example, from the labels and the probabilities of a batch."""
 Output = tuple[np.ndarray, np.ndarray]
 """The answers of a model to a batch: probabilities float32 [N, C] and classes int64 [N]."""
 
@@ -67,7 +68,7 @@ class ShownExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """The labels, int64 [N], and the answers of each model, in the order of the shards."""
+    """The labels (int64 [N]) and the answers of each model, in the order of the shards."""
 
     labels: np.ndarray
     models: list[ModelPredictions]
@@ -76,23 +77,23 @@ class Predictions:
     mistakes: list[ShownExample]
     """The worst mistakes of the first model, the most confident first."""
     surprises: list[ShownExample]
-    """The examples that the two models judge most differently.
+    """The examples whose label gets the most different probabilities from the two models.
 
     Without a champion, they are the right answers with the lowest confidence.
     """
     samples: list[ShownExample]
-    """A few examples, drawn by their keys alone."""
+    """A few random examples. The choice depends on their keys alone."""
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The position of the examples that have a raw test file, by key."""
+    """The positions of the examples with a raw test file, by key."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierFindings:
-    """The findings from the answers, before the verdict. `curves` has an entry for each model."""
+    """The figures of the models, before the verdict. `curves` has an entry for each model."""
 
     predictions: Predictions
-    whole: Group
-    slices: list[Group]
+    whole: ExampleGroup
+    slices: list[ExampleGroup]
     curves: list[Curves]
     comparison: dict[str, int] | None
     top_k: int
@@ -126,18 +127,20 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
         list_features(config.slices),
     )
     tests = find_raw_tests(inputs, clients[0])
-    predictions = predict_all(
-        clients,
-        batches,
+    answers = Answers(
+        len(clients),
         total,
         names,
         config.top_k,
-        config.slices,
         job.attempt.folder,
-        report,
+        config.slices,
         _load_own_metrics(config, job.code_folder),
         tests.keys,
     )
+    for batch in batches:
+        answers.add(batch, [client.classify(batch) for client in clients])
+        report(answers.num_added)
+    predictions = answers.join()
     if not tests.reason:
         job.progress.report("as served", message="sending raw test files to the challenger")
     rows, labels, classes = predictions.rows, predictions.labels, predictions.models[0].classes
@@ -150,7 +153,7 @@ def evaluate_classifier(job: Job, config: Evaluate, inputs: Inputs) -> Classifie
 def compute_findings(
     predictions: Predictions, names: Sequence[str], top_k: int, measures: Sequence[dict[str, float]]
 ) -> ClassifierFindings:
-    """Computes all figures. `measures` are those of each model as it is served."""
+    """Computes all figures. `measures` are the size and the latency of each served model."""
     labels, models = predictions.labels, predictions.models
     evaluations, curves = [], []
     for model, measured in zip(models, measures, strict=True):
@@ -160,20 +163,21 @@ def compute_findings(
         curves.append(model_curves)
     shares = answer_class_shares(labels, len(names), top_k)
     baseline = evaluate_model(labels, shares, names)[0].metrics
+    answers = [each.classes for each in models]
     return ClassifierFindings(
         predictions,
         whole=build_group(labels, models, evaluations, baseline=baseline),
         slices=build_slice_groups(labels, models, predictions.slices, names),
         curves=curves,
-        comparison=compare(labels, *(each.classes for each in models)) if models[1:] else None,
+        comparison=compare_answers(labels, *answers) if models[1:] else None,
         top_k=top_k,
     )
 
 
 def answer_class_shares(labels: np.ndarray, num_classes: int, top_k: int) -> ModelPredictions:
-    """Answers the baseline: for every image, the shares of the classes as probabilities.
+    """Returns the baseline's answers: the shares of the classes as probabilities of every image.
 
-    So the answer is the most frequent class. A model that is no better has learned nothing from the
+    Every answer is the most frequent class. A model that is no better has learned nothing from the
     images. `labels` is int64 [N].
     """
     counts = np.bincount(labels, minlength=num_classes)
@@ -188,87 +192,110 @@ def answer_class_shares(labels: np.ndarray, num_classes: int, top_k: int) -> Mod
     )
 
 
-def predict_all(
-    clients: Sequence[SavedModelClient],
-    batches: Iterable[EncodedBatch],
-    num_examples: int,
-    names: Sequence[str],
-    top_k: int,
-    slices: Sequence[Slice],
-    scratch_folder: Path,
-    report: Callable[[int], None],
-    own_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] | None = None,
-    located_keys: Collection[str] = (),
-) -> Predictions:
-    """Runs every model on every example.
+class Answers:
+    """Collects the answers of every model to the test examples, batch by batch.
 
-    The batches must hold `num_examples`. Probabilities go to a file in `scratch_folder`. `report`
-    is called after each batch with the number of examples so far. `own_metrics` take labels int64
-    [b] and probabilities float32 [b, C], and return float [b]. `Predictions.rows` has those of
-    `located_keys`.
-
-    Raises:
-      DataError: a model cannot process an image, a label has no class, or the number of examples is
-        different.
+    Args:
+      num_examples: the number of examples that must be added.
+      folder: where the file of the probabilities lies.
+      own_metrics: functions of labels int64 [b] and probabilities float32 [b, C] that return float
+        [b], by name.
+      located_keys: the keys in `Predictions.rows`, where the examples have them.
     """
-    own_metrics = own_metrics or {}
-    models = [_allocate(num_examples, len(names), scratch_folder, own_metrics) for _ in clients]
-    all_labels, rows_by_key = np.empty(num_examples, np.int64), dict[str, int]()
-    values: dict[str, list[str]] = {part.title: [] for part in slices}
-    mistakes, surprises = _TopExamples(NUM_SHOWN, names), _TopExamples(NUM_SHOWN, names)
-    samples = _TopExamples(NUM_PREDICTIONS, names)
-    not_finite = [NotFinite()] * len(models)
-    done = 0
-    for batch in batches:
-        labels, rows, start = batch.labels, np.arange(len(batch.keys)), done
-        _validate_labels(batch, len(names))
-        done += len(rows)
-        if done > num_examples:
-            break
-        outputs, place = [], slice(start, done)
-        for number, (client, model) in enumerate(zip(clients, models, strict=True)):
-            probabilities, classes = client.classify(batch)
-            is_finite = np.isfinite(probabilities).all(axis=1)
-            not_finite[number] = not_finite[number].add(
-                key for key, is_right in zip(batch.keys, is_finite, strict=True) if not is_right
-            )
-            finite = np.where(is_finite[:, None], probabilities, np.float32(0))
-            classes = np.where(is_finite, classes, find_wrong_classes(labels, len(names)))
-            model.scores[:, place] = finite.T
-            model.classes[place] = classes
-            model.is_in_top_k[place] = is_finite & find_in_top_k(finite, labels, top_k)
-            model.confidences[place] = np.clip(finite[rows, classes], 0.0, 1.0)
-            for name, compute in own_metrics.items():
-                model.own[name][place] = compute(labels, finite)
-            outputs.append((finite, classes))
-        all_labels[place] = labels
+
+    def __init__(
+        self,
+        num_models: int,
+        num_examples: int,
+        names: Sequence[str],
+        top_k: int,
+        folder: Path,
+        slices: Sequence[Slice] = (),
+        own_metrics: Mapping[str, OwnMetric] | None = None,
+        located_keys: Collection[str] = (),
+    ):
+        self._names, self._top_k, self._own_metrics = names, top_k, own_metrics or {}
+        self._models = [
+            _allocate(num_examples, len(names), folder, self._own_metrics)
+            for _ in range(num_models)
+        ]
+        self._not_finite = [NotFinite()] * num_models
+        self._labels, self._values = np.empty(num_examples, np.int64), SliceValues(slices)
+        self._located_keys, self._rows = located_keys, dict[str, int]()
+        self._mistakes, self._surprises, self._samples = (
+            _TopExamples(count, names) for count in (NUM_SHOWN, NUM_SHOWN, NUM_PREDICTIONS)
+        )
+        self.num_added = 0
+
+    def add(self, batch: EncodedBatch, outputs: Sequence[Output]) -> None:
+        """Adds the answers of each model to a batch.
+
+        Raises DataError if a label has no class, or if there are too many examples.
+        """
+        _validate_labels(batch, len(self._names))
+        start = self.num_added
+        self.num_added += len(batch.keys)
+        if self.num_added > len(self._labels):
+            self._refuse_number("more")
+        place = slice(start, self.num_added)
+        self._labels[place] = batch.labels
+        finite = [self._add_output(n, place, batch, *each) for n, each in enumerate(outputs)]
+        self._choose_shown(batch, finite)
+        self._values.add(batch)
         located = enumerate(batch.keys, start)
-        rows_by_key |= {key: row for row, key in located if key in located_keys}
-        for name, found in compute_slice_values(batch, slices).items():
-            values[name] += found
-        finite, classes = outputs[0]
+        self._rows |= {key: row for row, key in located if key in self._located_keys}
+
+    def _add_output(
+        self,
+        number: int,
+        place: slice,
+        batch: EncodedBatch,
+        probabilities: np.ndarray,
+        classes: np.ndarray,
+    ) -> Output:
+        """Returns the answers of a model, with 0 and a wrong class where they are not finite."""
+        model, labels = self._models[number], batch.labels
+        is_finite = np.isfinite(probabilities).all(axis=1)
+        self._not_finite[number] = self._not_finite[number].add(batch.keys, is_finite)
+        finite = np.where(is_finite[:, None], probabilities, np.float32(0))
+        classes = np.where(is_finite, classes, find_wrong_classes(labels, len(self._names)))
+        model.scores[:, place] = finite.T
+        model.classes[place] = classes
+        model.is_in_top_k[place] = is_finite & find_in_top_k(finite, labels, self._top_k)
+        model.confidences[place] = np.clip(finite[np.arange(len(labels)), classes], 0.0, 1.0)
+        for name, compute in self._own_metrics.items():
+            model.own[name][place] = compute(labels, finite)
+        return finite, classes
+
+    def _choose_shown(self, batch: EncodedBatch, outputs: Sequence[Output]) -> None:
+        labels, rows, (finite, classes) = batch.labels, np.arange(len(batch.keys)), outputs[0]
         is_right = classes == labels
-        mistakes.add(batch, outputs, np.where(is_right, -1.0, finite[rows, classes]))
         first, *others = (each[rows, labels].astype(float) for each, _ in outputs)
         doubt = np.abs(first - others[0]) if others else np.where(is_right, 1 - first, -1.0)
-        surprises.add(batch, outputs, doubt)
-        samples.add(batch, outputs, np.array([rank_key(key) for key in batch.keys]))
-        report(done)
-    if done != num_examples:
-        raise DataError(
-            f"the test shards hold {'more' if done > num_examples else 'fewer'} examples than the "
-            f"{num_examples} of the manifest. Run preprocess again."
+        self._mistakes.add(batch, outputs, np.where(is_right, -1.0, finite[rows, classes]))
+        self._surprises.add(batch, outputs, doubt)
+        self._samples.add(batch, outputs, np.array([rank_key(key) for key in batch.keys]))
+
+    def join(self) -> Predictions:
+        """Returns the answers to all examples. Raises DataError if there are too few."""
+        if self.num_added < len(self._labels):
+            self._refuse_number("fewer")
+        pairs = zip(self._models, self._not_finite, strict=True)
+        return Predictions(
+            self._labels,
+            [dataclasses.replace(model, not_finite=found) for model, found in pairs],
+            self._values.join(),
+            self._mistakes.examples,
+            self._surprises.examples,
+            self._samples.examples,
+            self._rows,
         )
-    pairs = zip(models, not_finite, strict=True)
-    return Predictions(
-        all_labels,
-        [dataclasses.replace(model, not_finite=found) for model, found in pairs],
-        join_slice_values(values, slices),
-        mistakes.examples,
-        surprises.examples,
-        samples.examples,
-        rows_by_key,
-    )
+
+    def _refuse_number(self, which: str) -> NoReturn:
+        raise DataError(
+            f"the test shards hold {which} examples than the {len(self._labels)} of the manifest. "
+            "Run preprocess again."
+        )
 
 
 def find_wrong_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -276,12 +303,11 @@ def find_wrong_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return (labels + 1) % num_classes
 
 
-def _load_own_metrics(
-    config: Evaluate, folder: Path
-) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
-    """Returns functions of labels and probabilities by name, for the user's functions of logits.
+def _load_own_metrics(config: Evaluate, folder: Path) -> dict[str, OwnMetric]:
+    """Returns the user's metrics by name, as functions of labels and probabilities.
 
-    The logarithms of probabilities are logits, but for a number that is added to all of an example.
+    They get the logarithms of the probabilities as logits. These differ from the model's logits by
+    a constant for each example, which a softmax ignores.
     """
     if not config.own_metrics:
         return {}
@@ -309,7 +335,7 @@ def _load_own_metrics(
 def _allocate(
     num_examples: int, num_classes: int, folder: Path, own_metrics: Iterable[str]
 ) -> ModelPredictions:
-    """The file of the scores disappears when it is no longer in use."""
+    """Allocates a model's arrays. The file of the scores disappears when it is closed."""
     with translate_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         # Without this, a full disk would later kill the process by a signal.
         os.posix_fallocate(file.fileno(), 0, 4 * num_classes * num_examples)
@@ -333,10 +359,7 @@ def _validate_labels(batch: EncodedBatch, num_classes: int) -> None:
 
 
 class _TopExamples:
-    """The examples with the largest values.
-
-    Keys settle ties, so that the result does not depend on the order of the shards.
-    """
+    """The examples with the largest values. Ties are ordered by key, not by position."""
 
     def __init__(self, count: int, names: Sequence[str]):
         self._count, self._names = count, names
@@ -347,7 +370,7 @@ class _TopExamples:
         return [shown for *_, shown in self._ranked]
 
     def add(self, batch: EncodedBatch, outputs: Sequence[Output], values: np.ndarray) -> None:
-        """Adds the examples of a batch. Those with a negative value do not count."""
+        """Adds the examples of a batch that have no negative value."""
         best = np.lexsort((np.array(batch.keys), -values))[: self._count]
         self._ranked += [
             (-values[i], batch.keys[i], _to_shown_example(batch, outputs, i, self._names))
@@ -358,7 +381,7 @@ class _TopExamples:
 
 
 def rank_key(key: str) -> float:
-    """Returns a number from 0 to 1 by which to draw examples at random, always the same ones."""
+    """Returns a pseudorandom number from 0 to 1. It depends on the key alone."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 

@@ -1,14 +1,14 @@
-"""COCO's figures of a detector, also on a selection of the test images, and with repetitions.
+"""COCO's metrics of a detector, on all test images, on a slice of them, or on a bootstrap draw.
 
-A detection is matched with a true box of its image as pycocotools does it (`cocoeval.py`), and the
-figures equal its figures (a test compares them). Only where an image has more than 100 boxes, all
-detections count, as a figure could not reach 1 otherwise. Boxes are held in arrays, 130 bytes each:
-the dictionaries that COCO's libraries take need a kilobyte.
+Detections are matched with true boxes as in pycocotools (`cocoeval.py`), and the metrics are equal
+(a test compares them). There is one exception: if an image has more than 100 boxes, more than 100
+detections count, because no metric could reach 1 otherwise. Boxes are kept in arrays, which take
+130 bytes a box. The dictionaries of COCO's libraries take a kilobyte.
 
-A bootstrap needs the figures a thousand times. The match of a detection does not depend on other
-images, so a draw only weighs each image by the number of times that it was drawn. The figures of a
-draw equal those of a data set with as many copies of each image. Only the order of equal scores in
-one image may differ: its copies do not take turns.
+A bootstrap needs the metrics a thousand times. The match of a detection does not depend on other
+images, so a draw only weighs each image by the number of times it was drawn. The metrics of a draw
+equal those of a data set with that many copies of each image. Only ties within one image may be
+ordered differently.
 
 Legend: N images, M true boxes of a class, D detections of a class, P of them right, T overlaps, R
 ranges of sizes, B draws. Of one image, d detections of a class and m true boxes.
@@ -23,20 +23,21 @@ import numpy as np
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.metrics import NUM_SAMPLES, RECALL_THRESHOLDS, SEED, draw_weights
+from pipeline_ops.evaluation.metrics import NUM_SAMPLES, SEED, draw_weights
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS, read_precisions
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 _OVERLAPS = np.linspace(0.5, 0.95, 10)
 RANGES = ("", "small", "medium", "large")
-"""COCO's ranges of areas, by the ends of the names of their metrics."""
+"""COCO's ranges of areas, as the suffixes of metrics. "" is every size."""
 _AREAS = np.array([(0, 1e10), (0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10)])
-"""Their ends, in pixels."""
+"""The smallest and the largest area of each range, in pixels."""
 _FEWER_DETECTIONS = (1, 10)
-"""The smaller numbers of detections that some recalls count."""
+"""The limits of `mar_1` and `mar_10`: detections of a class in an image."""
 MAX_GROUPS, MAX_POINTS = 512, 256
-"""Limits of what a draw is made of: groups of images, and points of a curve."""
+"""The largest number of groups of images in a draw, and of points of its curves."""
 _DENSE_FACTOR = 64
-"""The number of cells of a matrix product that take the time of one sum of another kind."""
+"""A matrix product computes this many cells in the time of one cell of `np.add.reduceat`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +46,11 @@ class ClassMatches:
 
     Attributes:
       images: int [D], the image of each detection.
-      ranks: int [D], its place among the detections of the class in this image, from 0.
-      is_right: bool [R, T, D].
+      ranks: int [D], its rank among the detections of the class in this image, from 0.
+      is_right: bool [R, T, D], whether it is matched with a true box that has to be found.
       is_counted: bool [R, T, D], false for a detection that is neither right nor wrong.
       true_images: int [M], the image of each true box.
-      is_true: bool [R, M], whether it is to be found.
+      is_true: bool [R, M], whether it has to be found.
     """
 
     images: np.ndarray
@@ -60,7 +61,7 @@ class ClassMatches:
     is_true: np.ndarray
 
     def select(self, images: np.ndarray) -> ClassMatches:
-        """Returns the matches in some of the images, whose indexes are ascending."""
+        """Returns the matches in some images. Their indexes must be ascending."""
         kept, is_kept_true = np.isin(self.images, images), np.isin(self.true_images, images)
         return ClassMatches(
             np.searchsorted(images, self.images[kept]),
@@ -72,7 +73,7 @@ class ClassMatches:
         )
 
     def regroup(self, groups_N: np.ndarray) -> ClassMatches:
-        """Returns the matches with groups in the place of images. Group numbers are int [N]."""
+        """Returns the matches with the group of each image in its place. `groups_N` are int."""
         return dataclasses.replace(
             self, images=groups_N[self.images], true_images=groups_N[self.true_images]
         )
@@ -81,21 +82,21 @@ class ClassMatches:
 def match_all(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     num_classes: int,
     num_counted: int = COCO_DETECTIONS,
 ) -> list[ClassMatches]:
     """Returns the matches of one model for each class.
 
-    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `detections` are in the order of the scenes. `image_size_pixels` is (height, width).
     `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
     parts: list[list[ClassMatches]] = [[_NOTHING] for _ in range(num_classes)]
     scores = [[np.empty(0)] for _ in range(num_classes)]
     for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
-        true_boxes = _to_pixels(scene, scene.key, size, num_classes)
-        boxes = _to_pixels(answer, scene.key, size, num_classes)
+        true_boxes = _to_pixels(scene, scene.key, image_size_pixels, num_classes)
+        boxes = _to_pixels(answer, scene.key, image_size_pixels, num_classes)
         order = np.argsort(-answer.scores, kind="stable")
         for index in np.union1d(scene.classes, answer.classes).tolist():
             chosen = order[answer.classes[order] == index][:num_counted]
@@ -107,40 +108,47 @@ def match_all(
 
 
 def _to_pixels(
-    boxes: TrueBoxes | ImageDetections, key: str, size: tuple[int, int], num_classes: int
+    found: TrueBoxes | ImageDetections,
+    key: str,
+    image_size_pixels: tuple[int, int],
+    num_classes: int,
 ) -> np.ndarray:
-    """Returns the boxes of one image as COCO has them: xmin, ymin, width, height in pixels."""
-    corners = boxes.boxes.astype(np.float64) * np.array([*size, *size])
-    bad = ~np.isfinite(corners).all(axis=1) | (boxes.classes < 0) | (boxes.classes >= num_classes)
-    if isinstance(boxes, ImageDetections):
-        bad |= ~np.isfinite(boxes.scores)
+    """Returns the boxes of one image in pixels with their areas, float64 [., 5].
+
+    Ends are starts plus extents, because COCO's boxes have extents and no ends.
+    """
+    corners = found.boxes.astype(np.float64) * np.array([*image_size_pixels] * 2)
+    bad = ~np.isfinite(corners).all(axis=1) | (found.classes < 0) | (found.classes >= num_classes)
+    if isinstance(found, ImageDetections):
+        bad |= ~np.isfinite(found.scores)
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{key}: {'detection' if isinstance(boxes, ImageDetections) else 'true box'} {i} has "
-            f"class {boxes.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
+            f"{key}: {'detection' if isinstance(found, ImageDetections) else 'true box'} {i} has "
+            f"class {found.classes[i]} of {num_classes}, box {corners[i].tolist()}. "
             "Corners and score must be finite, and the class must exist."
         )
-    ymin, xmin, ymax, xmax = corners.T
-    return np.stack([xmin, ymin, xmax - xmin, ymax - ymin], axis=1)
+    boxes_5 = add_areas(corners)
+    boxes_5[:, 2:4] = corners[:, :2] + (corners[:, 2:] - corners[:, :2])
+    return boxes_5
 
 
 def _match(
-    image: int, boxes_d4: np.ndarray, true_boxes_m4: np.ndarray, is_crowd_m: np.ndarray
+    image: int, boxes_d5: np.ndarray, true_boxes_m5: np.ndarray, is_crowd_m: np.ndarray
 ) -> ClassMatches:
     """Matches the detections of a class in one image, the best score first.
 
-    Each takes the true box with the largest overlap that is still free, the last one of equal ones.
-    A crowd is always free. A true box that need not be found, a crowd or one of another size, is
-    taken if there is no other.
+    Each detection takes the free true box with the largest overlap, and the last one of several
+    equal overlaps. A crowd stays free. Crowds and boxes outside of the range of areas do not have
+    to be found: a detection takes one only if no other box is free.
     """
-    is_other_size = ~_is_in_range(true_boxes_m4[:, 2:].prod(axis=1))
+    is_other_size = ~_is_in_range(true_boxes_m5[:, 4])
     is_ignored_Rm = is_other_size | is_crowd_m
-    shape = len(RANGES), len(_OVERLAPS), len(boxes_d4)
+    shape = len(RANGES), len(_OVERLAPS), len(boxes_d5)
     is_right = np.zeros(shape, bool)
-    is_counted = np.repeat(_is_in_range(boxes_d4[:, 2:].prod(axis=1))[:, np.newaxis], shape[1], 1)
-    is_taken = np.zeros((*shape[:2], len(true_boxes_m4)), bool)
-    overlaps_dm = _compute_overlaps(boxes_d4, true_boxes_m4, is_crowd_m)
+    is_counted = np.repeat(_is_in_range(boxes_d5[:, 4])[:, np.newaxis], shape[1], 1)
+    is_taken = np.zeros((*shape[:2], len(true_boxes_m5)), bool)
+    overlaps_dm = compute_overlaps(boxes_d5, true_boxes_m5, is_crowd_m)
     is_near_dm = overlaps_dm >= _OVERLAPS[0]
     for detection in np.flatnonzero(is_near_dm.any(axis=1)):
         near = np.flatnonzero(is_near_dm[detection])[::-1]  # so that argmax finds the last one
@@ -161,29 +169,36 @@ def _match(
         np.arange(count),
         is_right,
         is_counted,
-        np.full(len(true_boxes_m4), image),
+        np.full(len(true_boxes_m5), image),
         ~is_ignored_Rm,
     )
 
 
 def _is_in_range(areas_d: np.ndarray) -> np.ndarray:
-    """Returns bool [R, d]. Both ends of a range belong to it."""
+    """Returns whether each area is in each range, bool [R, d]. Ranges include both ends."""
     is_in_range: np.ndarray = (_AREAS[:, :1] <= areas_d) & (areas_d <= _AREAS[:, 1:])
     return is_in_range
 
 
-def _compute_overlaps(
-    boxes_d4: np.ndarray, true_boxes_m4: np.ndarray, is_crowd_m: np.ndarray
+def add_areas(boxes_n4: np.ndarray) -> np.ndarray:
+    """Returns [n, 5], the corners ymin xmin ymax xmax of boxes and their areas."""
+    extents = boxes_n4[:, 2:] - boxes_n4[:, :2]
+    return np.column_stack([boxes_n4, extents.prod(axis=1)])
+
+
+def compute_overlaps(
+    boxes_d5: np.ndarray, true_boxes_m5: np.ndarray, is_crowd_m: np.ndarray
 ) -> np.ndarray:
     """Returns float64 [d, m]: intersection over union, and over the detection's area for a crowd.
 
-    It computes as `maskApi.c` does, so that borderline cases are the same.
+    The formula is the one of pycocotools' `maskApi.c`, with the same rounding in borderline cases.
+    Boxes have their areas (`add_areas`).
     """
-    boxes, true_boxes = boxes_d4[:, np.newaxis], true_boxes_m4[np.newaxis]
-    ends = np.minimum(boxes[..., :2] + boxes[..., 2:], true_boxes[..., :2] + true_boxes[..., 2:])
-    width, height = np.moveaxis(ends - np.maximum(boxes[..., :2], true_boxes[..., :2]), -1, 0)
-    shared = np.where((width > 0) & (height > 0), width * height, 0.0)
-    areas, true_areas = boxes[..., 2] * boxes[..., 3], true_boxes[..., 2] * true_boxes[..., 3]
+    boxes, true_boxes = boxes_d5[:, np.newaxis], true_boxes_m5[np.newaxis]
+    ends = np.minimum(boxes[..., 2:4], true_boxes[..., 2:4])
+    height, width = np.moveaxis(ends - np.maximum(boxes[..., :2], true_boxes[..., :2]), -1, 0)
+    shared = np.where((height > 0) & (width > 0), height * width, 0)
+    areas, true_areas = boxes[..., 4], true_boxes[..., 4]
     whole = np.where(is_crowd_m, areas, areas + true_areas - shared)
     return np.divide(shared, whole, out=np.zeros(shared.shape), where=shared > 0)
 
@@ -196,7 +211,7 @@ _NOTHING = ClassMatches(
 
 
 def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassMatches:
-    """Joins the matches of all images, and sorts the detections by their scores."""
+    """Concatenates the matches of all images, and sorts the detections by score."""
     order = np.argsort(-np.concatenate(scores), kind="stable")
     images, ranks, is_right, is_counted, true_images, is_true = (
         np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
@@ -215,14 +230,14 @@ def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassM
 def draw_figures(
     classes: Sequence[ClassMatches], num_images: int, ranges: Sequence[str] = RANGES
 ) -> dict[str, np.ndarray]:
-    """Returns draws of COCO's figures, by bootstrap over the images: float64 [B] by name.
+    """Returns draws of COCO's metrics, by bootstrap over the images: float64 [B] by name.
 
-    Models with the same images get the same draws. A figure that a draw does not have, because it
-    holds no box of that size, is NaN. `ranges` are those of the figures.
+    Models with the same images get the same draws. A metric is NaN in a draw without a box of its
+    size. `ranges` are the ranges of areas of the returned metrics.
 
-    Time and memory have a limit. Of many images, random groups are drawn, which vary as images do.
-    A curve of many points has a part of them. What that costs the figure of all images is added to
-    each draw.
+    Two approximations limit time and memory. Many images are divided into random groups, and draws
+    are made of groups. A curve of many points is sampled, and each draw is corrected by the error
+    of the sampled curve for all images.
     """
     ones, known = np.ones((num_images, 1)), compute_known_figures(classes, num_images, ranges)
     if num_images > MAX_GROUPS:
@@ -246,7 +261,7 @@ def draw_figures(
 def compute_known_figures(
     classes: Sequence[ClassMatches], num_images: int, ranges: Sequence[str] = RANGES
 ) -> dict[str, float]:
-    """Returns COCO's figures of all images, without those of sizes that no box has."""
+    """Returns COCO's metrics of all images, without those of sizes that no box has."""
     found = compute_figures(classes, np.ones((num_images, 1)), ranges)
     return {name: value.item() for name, value in found.items() if not np.isnan(value)}
 
@@ -257,10 +272,10 @@ def compute_figures(
     ranges: Sequence[str] = RANGES,
     max_points: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns COCO's figures, float64 [B] by name, with images that count several times.
+    """Returns COCO's metrics, float64 [B] by name. `weights_NB` says how often each image counts.
 
-    They are means over the classes with boxes, and NaN without any. A curve of precision and recall
-    has a point for each right detection, or `max_points` of them.
+    They are means over the classes with boxes, and NaN without any. A precision-recall curve has a
+    point for each right detection, up to `max_points`.
     """
     # Sums of whole numbers below 2**24 are exact.
     weights_NB = np.ascontiguousarray(weights_NB, np.float32)
@@ -312,8 +327,8 @@ def _average_precision(
 ) -> np.ndarray:
     """Returns float64 [B], the mean of the precisions at COCO's recalls.
 
-    Only the P right detections matter: a wrong one is a point of lower precision at a recall that
-    is there already.
+    Only the P right detections are points of the curve. A wrong detection lowers the precision and
+    does not change the recall, so it never raises the interpolated curve.
     """
     counted = np.flatnonzero(matches.is_counted[place, overlap])
     right = np.flatnonzero(matches.is_right[place, overlap, counted])
@@ -326,10 +341,10 @@ def _average_precision(
     right_PB = _add_up(weights_NB, images[right], points_P)
     all_PB = _add_up(weights_NB, images, right[points_P])
     precisions_PB = np.divide(right_PB, np.maximum(all_PB, 1), dtype=np.float64)
-    # The best one at this recall or above.
+    # The best precision at this recall or above.
     best_PB = np.maximum.accumulate(precisions_PB[::-1], axis=0)[::-1]
     recalls_PB = np.divide(right_PB, np.maximum(num_true_B, 1), dtype=np.float64)
-    # The number of COCO's recalls that are reached. The first one, 0, always is.
+    # The number of COCO's recalls up to this recall. The first one is 0.
     steps_PB = (100 * recalls_PB + 1e-6).astype(np.int32)
     steps_PB += RECALL_THRESHOLDS[steps_PB] <= recalls_PB
     new_PB = np.diff(steps_PB, axis=0, prepend=0)
@@ -337,23 +352,17 @@ def _average_precision(
 
 
 def trace_curves(matches: ClassMatches) -> np.ndarray:
-    """Returns the precision at COCO's recalls for each overlap, float64 [T, 101], of all sizes."""
+    """Returns the precision at COCO's recalls for boxes of all sizes, float64 [T, 101]."""
     curves, num_true = np.zeros((len(_OVERLAPS), len(RECALL_THRESHOLDS))), matches.is_true[0].sum()
     for overlap, curve in enumerate(curves):
         is_right = matches.is_right[0, overlap, matches.is_counted[0, overlap]]
-        right_P = is_right.cumsum()[is_right]
-        if not len(right_P):
-            continue
-        precisions_P = right_P / (np.flatnonzero(is_right) + 1)
-        best_P = np.maximum.accumulate(precisions_P[::-1])[::-1]
-        places = np.searchsorted(right_P / num_true, RECALL_THRESHOLDS)
-        is_reached = places < len(right_P)
-        curve[is_reached] = best_P[places[is_reached]]
+        right_P, found_P = is_right.cumsum()[is_right], np.flatnonzero(is_right) + 1
+        curve[:] = read_precisions(right_P, found_P, num_true)
     return curves
 
 
 def _add_up(weights_NB: np.ndarray, images_D: np.ndarray, lasts_P: np.ndarray) -> np.ndarray:
-    """Returns the weights of the first detections up to each last one, added up: [P, B]."""
+    """Returns the sums of the weights of all detections up to each of `lasts_P`: [P, B]."""
     shape = len(lasts_P), len(weights_NB)
     if shape[0] * shape[1] > _DENSE_FACTOR * len(images_D):
         starts = np.append(0, lasts_P[:-1] + 1)

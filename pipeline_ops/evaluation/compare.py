@@ -1,8 +1,8 @@
 """Comparison of two runs of a pipeline: rows for a terminal, and a self-contained HTML page.
 
-Everything comes from the outputs of the runs: their records, manifests and `metrics.json`. No model
-runs again, so the figures of two runs are only comparable if both had the same test split. Table
-and page warn about different ones. Used by `trainyard compare`. Imports no TensorFlow.
+All values come from the outputs of the runs: their records, manifests and `metrics.json`. No model
+runs again, so figures are comparable only if both runs had the same test split. Table and page warn
+about different splits. Used by `trainyard compare`. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _draw_charts(first: ComparedRun, second: ComparedRun) -> list[tuple[str, Mar
 def _pair_classes(
     first: ComparedRun, second: ComparedRun
 ) -> list[tuple[ClassFigures, ClassFigures]]:
-    """Returns the classes that both runs have, or those whose recall differs most."""
+    """Returns the classes of both runs. Of very many, those whose recall differs most."""
     known = {figures.name: figures for figures in first.evaluation.challenger.classes}
     pairs = [
         (known[figures.name], figures)

@@ -1,9 +1,9 @@
-"""Evaluation of a detector: COCO's figures, and counts of the mistakes that a person would see.
+"""Evaluation of a detector: COCO's metrics, and counts of the mistakes that a person would see.
 
 It is the counterpart of `classifier.py`. Both models run as they are served. Boxes are compared in
-pixels of the images as the data set has them. COCO's figures cover all thresholds and treat each
-class by itself (`coco.py`). Mistakes are counted at one score threshold, the one with the largest
-F1: found, confused, missed, false alarm.
+pixels of the data set's images. COCO's metrics cover all score thresholds and treat each class by
+itself (`coco.py`). Mistakes (confused, missed, false alarm) are counted at the score threshold with
+the largest F1.
 
 Legend: C classes; T true boxes and D detections of one image. Boxes [., 4] are ymin xmin ymax xmax.
 """
@@ -31,7 +31,9 @@ from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, f
 from pipeline_ops.evaluation.coco import (
     RANGES,
     ClassMatches,
+    add_areas,
     compute_known_figures,
+    compute_overlaps,
     draw_figures,
     match_all,
     trace_curves,
@@ -40,15 +42,14 @@ from pipeline_ops.evaluation.inputs import Inputs, measure_models
 from pipeline_ops.evaluation.metrics import (
     SEED,
     Curves,
-    Group,
+    ExampleGroup,
     build_drawn_group,
     compute_class_figures,
     compute_interval_95,
 )
 from pipeline_ops.evaluation.slices import (
-    compute_slice_values,
+    SliceValues,
     iterate_values,
-    join_slice_values,
     list_features,
 )
 from pipeline_ops.jobs.runner import Job
@@ -68,21 +69,22 @@ _SCORES = DETECTOR_OUTPUTS[1]
 _MIN_IOU = 0.5
 _LOWEST_SCORE, _HIGHEST_SCORE = 0.05, 0.95
 _DEFAULT_SCORE = 0.5
-"""The threshold where no detection is right."""
+"""The threshold of a model without a right detection."""
 _EQUAL_BOXES = EqualBoxes(min_score=0.5, min_overlap=0.5, max_score_difference=0.2)
-"""Shards may hold images with the loss of JPEG, which raw files do not have."""
+"""Tolerant, because the images in shards may have been compressed once more than raw files."""
 _METRIC, _MAX_OTHER_METRIC = "map_50", 0.005
-"""The figure that is compared between raw files and images, and a difference that is no matter."""
+"""The metric to compare between raw files and images, and a negligible difference."""
 _SIZES = {"small": 32.0**2, "medium": 96.0**2, "large": float("inf")}
-"""COCO's sizes: the area in pixels, each below its limit."""
+"""The upper limits of COCO's sizes, areas in pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionEvaluation:
-    """COCO's twelve figures, without those of sizes that no box has, and figures by class.
+    """COCO's metrics of one model, and its precision by class.
 
-    Curves are at an overlap of 0.5. A class without a true box has neither curve nor averages.
-    `matches` are those of each class.
+    A metric of a size that no box has is missing. `average_precisions_50` and `curves` are at an
+    overlap of 0.5. Classes without a true box are missing in all three. `matches` has an entry for
+    each class.
     """
 
     metrics: dict[str, float]
@@ -94,26 +96,26 @@ class DetectionEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class DetectorFindings:
-    """The findings from the answers, before the verdict.
+    """The figures of the models, before the verdict.
 
-    `evaluations` has an entry for each model. All other fields are about the challenger.
+    `evaluations` has an entry for each model. The fields after it are about the challenger.
     """
 
-    whole: Group
+    whole: ExampleGroup
     evaluations: list[DetectionEvaluation]
     by_size: dict[str, list[int]]
     """Two counts for each size: boxes, and boxes that were found with the right class."""
     scenes: list[TrueBoxes]
     detections: list[ImageDetections]
     min_score: float
-    """The recommended score threshold, which pictures and counts have."""
+    """The recommended score threshold, at which mistakes are counted and drawn."""
     read_images: Callable[[Collection[str]], dict[str, bytes]]
-    """Reads images of `scenes`, which have none, by key."""
+    """Reads images by key. `scenes` hold no images."""
     num_counted: int = COCO_DETECTIONS
     """The number of detections of a class in an image, the best ones, that count."""
     notes: Sequence[str] = ()
     """Sentences about missing figures, and about images with very many boxes."""
-    slices: Sequence[Group] = ()
+    slices: Sequence[ExampleGroup] = ()
     as_served: AsServed = AsServed()
     seeds: dict[str, int] = dataclasses.field(default_factory=lambda: {"bootstrap": SEED})
 
@@ -131,7 +133,7 @@ class DetectorFindings:
 
 
 def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFindings:
-    names, size = inputs.class_names, inputs.dataset.figures.image_shape[:2]
+    names, image_size_pixels = inputs.class_names, inputs.dataset.figures.image_shape[:2]
     clients = [
         SavedModelClient(model.saved_model, model.name, len(names), DETECTOR_OUTPUTS)
         for model in inputs.models
@@ -141,7 +143,9 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
     num_counted = choose_num_counted(most_boxes, limits)
     read = functools.partial(read_images, inputs.test_shards, inputs.removed_test_positions)
     measures = measure_models(config, inputs, clients)
-    found = compute_findings(scenes, detections, size, names, measures, read, num_counted)
+    found = compute_findings(
+        scenes, detections, image_size_pixels, names, measures, read, num_counted
+    )
     notes = describe_counting(num_counted, scenes, limits, [each.name for each in inputs.models])
     return dataclasses.replace(
         found,
@@ -154,23 +158,26 @@ def evaluate_detector(job: Job, config: Evaluate, inputs: Inputs) -> DetectorFin
 def compute_findings(
     scenes: list[TrueBoxes],
     detections: Sequence[list[ImageDetections]],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     names: Sequence[str],
     measures: Sequence[dict[str, float]],
     read_images: Callable[[Collection[str]], dict[str, bytes]],
     num_counted: int = COCO_DETECTIONS,
 ) -> DetectorFindings:
-    """Compares the answers of the challenger and, if there is one, of the champion with the truth.
+    """Computes all figures of the challenger and, if there is one, of the champion.
 
-    `detections` and `measures` have an entry for each model. Any figure may be missing.
+    `detections` and `measures` have an entry for each model. Metrics without true boxes are
+    missing.
     """
     evaluations, models, thresholds, sizes = [], [], [], []
     keys = [scene.key for scene in scenes]
     kept = [drop_not_finite(keys, found, NotFinite()) for found in detections]
     for (found, not_finite), measured in zip(kept, measures, strict=True):
-        evaluations.append(evaluate_boxes(scenes, found, size, names, num_counted))
+        evaluations.append(evaluate_boxes(scenes, found, image_size_pixels, names, num_counted))
         thresholds.append(recommend_min_score(scenes, found))
-        confusion, by_size = count_mistakes(scenes, found, size, len(names), thresholds[-1])
+        confusion, by_size = count_mistakes(
+            scenes, found, image_size_pixels, len(names), thresholds[-1]
+        )
         sizes.append(by_size)
         average_precisions = evaluations[-1].average_precisions
         classes = [
@@ -187,7 +194,7 @@ def compute_findings(
             )
         )
     draws = (draw_figures(each.matches, len(scenes)) for each in evaluations)
-    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), size, names).metrics
+    baseline = evaluate_boxes(scenes, answer_mean_boxes(scenes), image_size_pixels, names).metrics
     return DetectorFindings(
         build_drawn_group(len(scenes), models, draws, baseline=baseline),
         evaluations,
@@ -209,7 +216,7 @@ def _compare_files(
     detections: Sequence[ImageDetections],
     num_counted: int,
 ) -> AsServed:
-    """Compares the challenger's answers to raw files with `detections`, those to the scenes."""
+    """Compares the challenger's answers to raw files with `detections`, its answers to scenes."""
     tests = find_raw_tests(inputs, client)
     if tests.reason:
         return AsServed(reason=tests.reason)
@@ -221,11 +228,11 @@ def _compare_files(
         chosen += [rows[key] for key in keys]
         boxes, not_finite = drop_not_finite(keys, to_image_detections(outputs), not_finite)
         found += map(_move_into_window, boxes, decoded["windows"])
-    size, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
+    image_size_pixels, names = inputs.dataset.figures.image_shape[:2], inputs.class_names
     chosen_scenes = [scenes[row] for row in chosen]
     chosen_detections = [detections[row] for row in chosen]
     from_files, from_images = (
-        evaluate_boxes(chosen_scenes, each, size, names, num_counted)
+        evaluate_boxes(chosen_scenes, each, image_size_pixels, names, num_counted)
         for each in (found, chosen_detections)
     )
     if _METRIC not in from_files.metrics:
@@ -252,7 +259,10 @@ def _compare_files(
 
 
 def _move_into_window(found: ImageDetections, window_4: np.ndarray) -> ImageDetections:
-    """Boxes in fractions of the part of an image that the model sees, as those of the scenes."""
+    """Returns boxes as fractions of the model's window of an image, as scenes have them.
+
+    `window_4` has the corners of the window.
+    """
     low, extent = window_4[:2], window_4[2:] - window_4[:2]
     boxes = (found.boxes - np.tile(low, 2)) / np.tile(extent, 2)
     return ImageDetections(np.clip(boxes, 0.0, 1.0), found.classes, found.scores)
@@ -268,10 +278,10 @@ def _have_equal_boxes(found: ImageDetections, other: ImageDetections) -> bool:
 
 def build_slice_groups(
     models: Sequence[Sequence[ClassMatches]], slices: Mapping[str, np.ndarray]
-) -> list[Group]:
-    """Returns a group with COCO's figures for each value of each slice.
+) -> list[ExampleGroup]:
+    """Returns a group with COCO's metrics for each value of each slice.
 
-    `models` are the matches of each model. `slices` has the value (text, [N]) of every image, by
+    `models` has the matches of each model. `slices` has the value (text, [N]) of every image, by
     the slice's name.
     """
     groups = []
@@ -291,16 +301,17 @@ def build_slice_groups(
 def _detect_all(
     job: Job, config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
 ) -> tuple[list[TrueBoxes], list[list[ImageDetections]], dict[str, np.ndarray], list[int]]:
-    """Returns the scenes without their images, the answers of each model, the slices' values, and
-    the largest number of detections that each model can answer.
+    """Runs every model on every test image.
 
-    Images are held for one batch. Raises DataError if the shards hold another number of them.
+    Returns the scenes without their images, the answers of each model, the values of the slices,
+    and the largest number of detections in an answer of each model. Only the images of one batch
+    are in memory. Raises DataError if the number of images is not the one of the manifest.
     """
     scenes, total = list[TrueBoxes](), inputs.num_test_examples
     features = list_features(config.slices)
     detections: list[list[ImageDetections]] = [[] for _ in clients]
     limits = [0] * len(clients)
-    values: dict[str, list[str]] = {part.title: [] for part in config.slices}
+    values = SliceValues(config.slices)
     shards, removed = inputs.test_shards, inputs.removed_test_positions
     read = iter(read_true_boxes(shards, removed, features))
     while part := list(itertools.islice(read, min(config.batch_size, _MAX_BATCH_IMAGES))):
@@ -314,8 +325,7 @@ def _detect_all(
             outputs = client.predict(batch)
             limits[index] = outputs[_SCORES].shape[1]
             detections[index] += to_image_detections(outputs)
-        for title, more in compute_slice_values(batch, config.slices).items():
-            values[title] += more
+        values.add(batch)
         scenes += [dataclasses.replace(scene, image=b"") for scene in part]
         job.progress.report("evaluate", len(scenes), total, "images")
     if len(scenes) != total:
@@ -323,11 +333,11 @@ def _detect_all(
             f"{inputs.dataset.uri}: the test shards hold {len(scenes)} examples, "
             f"the manifest lists {total}. Run preprocess again."
         )
-    return scenes, detections, join_slice_values(values, config.slices), limits
+    return scenes, detections, values.join(), limits
 
 
 def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> list[str]:
-    """Says which figures are missing because the test split has no box for them."""
+    """Names the metrics that are missing because the test split has no box for them."""
     classes = np.concatenate([each.classes for each in scenes]).astype(int)
     counted = classes[~np.concatenate([each.is_crowd for each in scenes])]
     if not len(classes):
@@ -346,7 +356,7 @@ def describe_gaps(scenes: Sequence[TrueBoxes], class_names: Sequence[str]) -> li
 def describe_counting(
     num_counted: int, scenes: Sequence[TrueBoxes], limits: Sequence[int], models: Sequence[str]
 ) -> list[str]:
-    """Says what differs from COCO's figures, and which model cannot find all boxes of an image."""
+    """Names deviations from COCO's metrics, and models that cannot find all boxes of an image."""
     most = max(scenes, key=lambda scene: int((~scene.is_crowd).sum()))
     most_boxes, notes = int((~most.is_crowd).sum()), []
     if num_counted > COCO_DETECTIONS:
@@ -382,26 +392,26 @@ def to_image_detections(outputs: dict[str, np.ndarray]) -> list[ImageDetections]
 def drop_not_finite(
     keys: Sequence[str], detections: Sequence[ImageDetections], found: NotFinite
 ) -> tuple[list[ImageDetections], NotFinite]:
-    """Returns the answers without boxes or scores that are not finite, and which images had any.
+    """Removes detections whose box or score is not finite, so they find no object.
 
-    What is left out finds no object. `found` are those of other images.
+    Returns the other detections, and `found` with the keys of the images that lost any.
     """
-    kept = list[ImageDetections]()
-    for key, answer in zip(keys, detections, strict=True):
+    kept, are_finite = list[ImageDetections](), list[bool]()
+    for answer in detections:
         is_finite = np.isfinite(answer.boxes).all(axis=1) & np.isfinite(answer.scores)
-        if not is_finite.all():
-            found = found.add([key])
+        are_finite.append(bool(is_finite.all()))
+        if not are_finite[-1]:
             parts = (answer.boxes, answer.classes, answer.scores)
             answer = ImageDetections(*(part[is_finite] for part in parts))
         kept.append(answer)
-    return kept, found
+    return kept, found.add(keys, are_finite)
 
 
 def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
-    """Answers the baseline: for every image, a box for each class in the centre.
+    """Returns the baseline's answers: a centred box for each class in every image.
 
-    It has the mean height and width of the class's boxes. Its score is the share of the images that
-    hold the class. The best score comes first.
+    The box has the mean height and width of the class's boxes. Its score is the share of images
+    with the class. The best score comes first.
     """
     classes = [each.classes[~each.is_crowd] for each in scenes]
     boxes = np.concatenate([each.boxes[~each.is_crowd] for each in scenes])
@@ -416,15 +426,19 @@ def answer_mean_boxes(scenes: Sequence[TrueBoxes]) -> list[ImageDetections]:
     return [answer] * len(scenes)
 
 
-def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
-    """Matches the detections of one image with its true boxes.
+def match_boxes(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.ndarray]:
+    """Matches the detections of one image with its true boxes, the best score first.
 
-    Detections with the best scores choose first. They choose among the true boxes that are still
-    free: a box of the same class before any other, then the largest overlap. Returns int [D], the
-    true box of each detection, -1 for none; and bool [D], true for a detection in a crowd, which is
-    neither right nor wrong.
+    Each detection takes a free true box: of its own class if there is one, then with the largest
+    overlap, and the first one of several equal overlaps. COCO's matching (`coco.py`) never crosses
+    classes.
+
+    Returns:
+      int [D], the true box of each detection, -1 for none.
+      bool [D], true for a detection in a crowd, which is neither right nor wrong.
     """
-    ious = _compute_overlaps(detected.boxes, truth)
+    boxes = add_areas(detected.boxes), add_areas(truth.boxes)
+    ious = compute_overlaps(*boxes, truth.is_crowd)
     truth_indexes = np.full(len(detected.boxes), -1)
     is_ignored = np.zeros(len(detected.boxes), bool)
     free = ~truth.is_crowd
@@ -440,34 +454,18 @@ def match(truth: TrueBoxes, detected: ImageDetections) -> tuple[np.ndarray, np.n
     return truth_indexes, is_ignored
 
 
-def _compute_overlaps(boxes: np.ndarray, truth: TrueBoxes) -> np.ndarray:
-    """Returns float [D, T]: intersection over union, and over the detection's area for a crowd."""
-    low = np.maximum(boxes[:, None, :2], truth.boxes[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], truth.boxes[None, :, 2:])
-    inter = np.prod(np.clip(high - low, 0, None), axis=-1)
-    areas, true_areas = _compute_areas(boxes)[:, None], _compute_areas(truth.boxes)[None]
-    whole = np.where(truth.is_crowd[None], areas, areas + true_areas - inter)
-    overlaps: np.ndarray = np.divide(inter, whole, out=np.zeros(inter.shape), where=whole > 0)
-    return overlaps
-
-
-def _compute_areas(boxes: np.ndarray) -> np.ndarray:
-    areas: np.ndarray = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    return areas
-
-
 def recommend_min_score(
     scenes: Sequence[TrueBoxes], detections: Sequence[ImageDetections]
 ) -> float:
-    """Returns the score threshold with the largest F1, in hundredths.
+    """Returns the score threshold with the largest F1, a multiple of 0.01.
 
-    Detections choose true boxes by descending score, so the matches above a threshold are the same
-    with and without the detections below it. `detections` are the answers of one model.
+    The best detections are matched first, so detections below a threshold do not change the matches
+    above it. `detections` are the answers of one model.
     """
     scores, hits, num_true = [np.empty(0)], [np.empty(0, bool)], 0
     for scene, answer in zip(scenes, detections, strict=True):
         detected = answer.filter_by_score(_LOWEST_SCORE)
-        truth_indexes, is_ignored = match(scene, detected)
+        truth_indexes, is_ignored = match_boxes(scene, detected)
         is_hit = truth_indexes >= 0
         is_hit[is_hit] = scene.classes[truth_indexes[is_hit]] == detected.classes[is_hit]
         scores.append(detected.scores[~is_ignored])
@@ -489,21 +487,23 @@ def recommend_min_score(
 def count_mistakes(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     num_classes: int,
     min_score: float,
 ) -> tuple[np.ndarray, dict[str, list[int]]]:
     """Counts the mistakes that a person would see at the score threshold.
 
-    Returns the confusion, int [C + 1, C + 1], and two counts for each size: boxes, and boxes that
-    were found with the right class. Row i and column j of the confusion count boxes of class i that
-    were taken for class j. The last row counts false alarms, the last column missed boxes.
+    Returns:
+      The confusion matrix, int [C + 1, C + 1]. Row i, column j counts boxes of class i that were
+      taken for class j. The last row counts false alarms, the last column missed boxes.
+      Two counts for each size: boxes, and boxes that were found with the right class.
     """
     confusion = np.zeros((num_classes + 1, num_classes + 1), int)
     by_size = np.zeros((len(_SIZES), 2), int)
+    height, width = image_size_pixels
     for scene, answer in zip(scenes, detections, strict=True):
         detected = answer.filter_by_score(min_score)
-        truth_indexes, is_ignored = match(scene, detected)
+        truth_indexes, is_ignored = match_boxes(scene, detected)
         predicted = np.full(len(scene.boxes), num_classes)
         is_matched = truth_indexes >= 0
         predicted[truth_indexes[is_matched]] = detected.classes[is_matched]
@@ -511,7 +511,7 @@ def count_mistakes(
         classes, predicted = scene.classes[counted], predicted[counted]
         np.add.at(confusion, (classes, predicted), 1)
         np.add.at(confusion, (num_classes, detected.classes[~is_matched & ~is_ignored]), 1)
-        areas = _compute_areas(scene.boxes[counted]) * size[0] * size[1]
+        areas = add_areas(scene.boxes[counted])[:, 4] * height * width
         sizes = np.digitize(areas, list(_SIZES.values()))
         np.add.at(by_size, (sizes, 0), 1)
         np.add.at(by_size, (sizes, 1), classes == predicted)
@@ -521,17 +521,17 @@ def count_mistakes(
 def evaluate_boxes(
     scenes: Sequence[TrueBoxes],
     detections: Sequence[ImageDetections],
-    size: tuple[int, int],
+    image_size_pixels: tuple[int, int],
     class_names: Sequence[str],
     num_counted: int = COCO_DETECTIONS,
 ) -> DetectionEvaluation:
-    """Computes COCO's figures of one model.
+    """Computes COCO's metrics of one model.
 
-    `detections` are in the order of the scenes. `size` is height and width of the images in pixels.
+    `detections` are in the order of the scenes. `image_size_pixels` is (height, width).
     `num_counted` is the number of detections of a class in an image, the best ones, that count.
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
-    matches = match_all(scenes, detections, size, len(class_names), num_counted)
+    matches = match_all(scenes, detections, image_size_pixels, len(class_names), num_counted)
     found = compute_known_figures(matches, len(scenes))
     curves = {
         name: trace_curves(each)

@@ -46,7 +46,7 @@ from pipeline_ops.storage.open_store import open_root
 
 
 def evaluate(job: Job) -> ExitCode:
-    """Evaluates and writes the artifact, whatever the verdict."""
+    """Evaluates the models, and writes the artifact whatever the verdict."""
     config, inputs = Evaluate.model_validate(job.request.config), read_inputs(job.request)
     dataset, names = inputs.dataset, inputs.class_names
     leaks = find_leaks(inputs, config.allowed_leaks, open_root(job.request.root))
@@ -76,7 +76,7 @@ def evaluate(job: Job) -> ExitCode:
             **draft.figures,
             "class_names": names,
             "leaks": leaks._asdict(),
-            # Of each model by class, at `metrics.RECALL_THRESHOLDS`.
+            # Of each model by class, at `RECALL_THRESHOLDS`.
             "precision_at_recall": [
                 {name: curve.round(4).tolist() for name, curve in curves.items()}
                 for curves in found.curves
@@ -92,7 +92,7 @@ def evaluate(job: Job) -> ExitCode:
 
 
 def _read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:
-    """Reads the distances of every feature and of the classes to the reference, the largest first.
+    """Reads the drift of each feature and of the classes from the reference, the largest first.
 
     Returns None if there was no reference.
     """

@@ -1,7 +1,7 @@
-"""The gate: judges the challenger by the rules, in sentences with the numbers.
+"""The gate: judges the challenger by the rules of the config.
 
-A pure function of the config's rules and of the figures of both models. The caller acts on the
-verdict.
+Each verdict is a sentence with its numbers. The gate is a pure function of the rules and of the
+figures of both models. The caller acts on the verdict.
 
 A comparison at a confidence has three outcomes. If the draws of the difference lie above the bound
 (at the confidence), the rule holds. If they lie below, it does not. If they lie on both sides, the
@@ -22,7 +22,7 @@ from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
 from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.evaluation.metrics import Group
+from pipeline_ops.evaluation.metrics import ExampleGroup
 
 _TOLERANCE = 1e-9
 """Tolerance of floating-point comparisons.
@@ -35,8 +35,8 @@ _TOLERANCE = 1e-9
 class Subject:
     """The subject of a verdict: a metric of the whole split, of a class or of a slice.
 
-    Values are None where they are undefined. `differences` are draws of challenger minus champion,
-    if the metric has any.
+    Undefined values are None. `differences` are draws of challenger minus champion, or None for a
+    metric without draws.
     """
 
     metric: str
@@ -65,17 +65,16 @@ class Subject:
 
 def judge(
     rules: Sequence[Rule],
-    whole: Group,
-    slices: Sequence[Group] = (),
+    whole: ExampleGroup,
+    slices: Sequence[ExampleGroup] = (),
     drift: float | None = None,
     no_champion_reason: str = "",
     serving: ServingFigures | None = None,
 ) -> list[RuleVerdict]:
     """Returns a verdict for each bound of each rule and each of its subjects, in their order.
 
-    The gate is passed if all verdicts are. `drift` is None without a reference, and `serving`
-    without requests.
-    `no_champion_reason` is the end of a sentence.
+    The gate passes if all verdicts do. `drift` is None without a reference, and `serving` is None
+    without requests. `no_champion_reason` is the end of a sentence.
 
     Raises:
       ConfigError: a rule names a class or a value of a slice that does not exist.
@@ -88,9 +87,10 @@ def judge(
     ]
 
 
-def judge_answers(whole: Group) -> list[RuleVerdict]:
-    """Returns a verdict on each model with answers that are not finite. No rule allows them in a
-    challenger. Those of a champion are only stated.
+def judge_answers(whole: ExampleGroup) -> list[RuleVerdict]:
+    """Returns a verdict on each model with answers that are not finite.
+
+    A challenger with such answers fails, whatever the rules. For a champion they are only reported.
     """
     models = ("challenger", whole.challenger), ("champion", whole.champion)
     cure = ". Make the model return numbers for every image, or take these out of the data set"
@@ -110,8 +110,8 @@ def judge_answers(whole: Group) -> list[RuleVerdict]:
 
 def _select_subjects(
     rule: Rule,
-    whole: Group,
-    slices: Sequence[Group],
+    whole: ExampleGroup,
+    slices: Sequence[ExampleGroup],
     drift: float | None,
     serving: ServingFigures | None,
 ) -> Iterator[Subject]:
@@ -150,7 +150,7 @@ def _select_subjects(
 
 
 def _select_skew(metric: str, serving: ServingFigures) -> Subject:
-    """The feature whose requests are the furthest from training, or the reason for none."""
+    """Returns the feature with the largest skew, or the reason why nothing was compared."""
     if not serving.distances:
         return Subject(metric, "", serving.num_images, None, unknown=serving.problem)
     largest = serving.distances[0]
@@ -158,7 +158,7 @@ def _select_skew(metric: str, serving: ServingFigures) -> Subject:
     return Subject(metric, name, serving.num_images, largest.jensen_shannon)
 
 
-def _select_classes(metric: str, requested: str, whole: Group) -> Iterator[Subject]:
+def _select_classes(metric: str, requested: str, whole: ExampleGroup) -> Iterator[Subject]:
     classes = whole.challenger.classes
     names = [figures.name for figures in classes]
     if requested not in ("*", *names):
@@ -215,7 +215,7 @@ def _judge_subject(rule: Rule, subject: Subject, no_champion_reason: str) -> Ite
 
 
 def _explain_undefined(metric: str) -> str:
-    """Says who must act on a figure of a detector that no true box defines."""
+    """Explains an undefined metric of a detector: no true box has its size."""
     if metric not in get_args(DetectionMetric):
         return ""
     size = metric.partition("_")[2]
@@ -227,7 +227,7 @@ def _explain_undefined(metric: str) -> str:
 
 
 def _judge_skill(min_skill: float, subject: Subject, value: float) -> RuleVerdict:
-    """Judges by the part of the way from the baseline to a perfect score."""
+    """Judges the skill: the share of the way from the baseline to a perfect score."""
     metric, baseline = subject.metric, subject.baseline
     if baseline is None or baseline > 1 - _TOLERANCE:
         passed = False
@@ -252,7 +252,7 @@ def _judge_skill(min_skill: float, subject: Subject, value: float) -> RuleVerdic
 def _judge_margin(
     rule: Rule, margin: float, sign: int, subject: Subject, value: float, no_champion_reason: str
 ) -> RuleVerdict:
-    """Judges by the comparison with the champion.
+    """Judges the difference from the champion.
 
     A gain is positive if the challenger is better, also for a lower-is-better metric. `sign` is 1
     for a required gain of more than the margin, -1 for an allowed loss of up to the margin.
@@ -307,7 +307,7 @@ def _format_signed(value: float) -> str:
 
 
 def _format_distinct(metric: str, first: float, second: float) -> tuple[str, str]:
-    """Formats both with four decimals, or with as many as distinguish them."""
+    """Formats both with four decimals, or with more if they would look equal."""
     texts = f"{first:,.0f}", f"{second:,.0f}"
     for decimals in () if metric == "model_bytes" else range(4, 10):
         texts = f"{first:,.{decimals}f}", f"{second:,.{decimals}f}"

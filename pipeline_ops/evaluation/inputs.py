@@ -1,12 +1,11 @@
-"""The inputs of an evaluation, checked against manifests, and what they were made from.
+"""The inputs of an evaluation, checked against their manifests, and their lineage.
 
-Nothing but data set, challenger and champion affects the result. A file that differs from its
-manifest is refused by name, before a model reads it. A test split is also refused if it is not the
-one that the request pins, or if the challenger was trained on its images.
+Only data set, challenger and champion affect the result. A file that differs from its manifest is
+refused by name before a model reads it. A test split is refused if it is not the one pinned by the
+request, or if the challenger was trained on its images.
 
-What the models were made from is traced through the lineage in manifests. The report mentions it if
-an artifact is gone. Locations are relative to the storage root, so that the report does not depend
-on the location of the storage.
+The lineage is traced through manifests. The report mentions artifacts that are gone. Locations are
+relative to the storage root, so the report does not depend on the location of the storage.
 """
 
 from __future__ import annotations
@@ -208,10 +207,10 @@ def _count_model_bytes(file: ManifestFile) -> int:
 def measure_models(
     config: Evaluate, inputs: Inputs, clients: Sequence[SavedModelClient]
 ) -> list[dict[str, float]]:
-    """Returns size and latency of each model as it is served.
+    """Returns size and latency of each served model.
 
-    A latency depends on the clock, so it is measured only if a rule needs it. The models take turns
-    in a measurement, so that load affects all of them alike.
+    A latency depends on the clock, so it is measured only if a rule needs it. The calls of the
+    models alternate, so other load affects all of them alike.
     """
     measures = [{"model_bytes": float(model.num_bytes)} for model in inputs.models]
     if not config.needs_latency:
@@ -239,8 +238,8 @@ class Lineage:
     """The lineage of an evaluation.
 
     `origins` are artifacts, each with its role, its location and its manifest. Changes are None if
-    there is no older artifact, or if it cannot be traced. `last_metrics` are those of the
-    challenger of the last run.
+    there is no older artifact, or if it cannot be traced. `last_metrics` are the metrics of the
+    last run's challenger.
     """
 
     origins: list[tuple[str, str, Manifest]]
@@ -300,16 +299,16 @@ def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
 
 
 def _trace_training(artifact: Manifest, root: StorePath) -> tuple[Manifest, Input]:
-    """Returns the training that a model or an evaluation comes from, and its data set.
+    """Returns the training behind a model or an evaluation, and the data set of the training.
 
-    Both are looked for below the present storage root first.
+    Both are searched below the present storage root first.
     """
     training = read_manifest(open_path(find_input(artifact.inputs["train"], root).uri))
     return training, find_input(training.inputs["preprocess"], root)
 
 
 def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
-    """Returns the differences as lines. One that is too long for a page is only named."""
+    """Returns the differences as lines. A line too long for a page only names the difference."""
     return [
         line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
         for line in newer.describe_changes_since(older)

@@ -1,8 +1,8 @@
-"""Figures of a classifier on all test examples and on slices of them, from its answers.
+"""Metrics of a classifier on all test examples and on slices of them, from its answers.
 
-scikit-learn computes areas and curves, SciPy Wilson's interval. Both are imported by the functions
-that need them: the import takes 0.7 s, and `trainyard compare` needs neither. Metrics that are made
-of counts have one formula, for the figures and for the draws of a bootstrap.
+scikit-learn computes areas and curves, SciPy Wilson's interval. Functions import them when they
+need them, because the import takes 0.7 s and `trainyard compare` needs neither. Metrics that are
+made of counts have one formula for values and for bootstrap draws.
 
 Legend: N examples, C classes, K cells, B draws.
 """
@@ -24,11 +24,10 @@ from pipeline_ops.artifacts.results import (
 )
 from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.evaluation.slices import iterate_values
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS, compute_rates
 
 NUM_SAMPLES, SEED = 1000, 1
 """The draws of the test examples for every interval, and their seed."""
-RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
-"""The recalls at which precision-recall curves are read, as in COCO."""
 Curves = Mapping[str, np.ndarray]
 """Precision-recall curves by class: the precision at each of RECALL_THRESHOLDS, float [101]."""
 Interval = tuple[float, float]
@@ -88,7 +87,7 @@ def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
 
 
 def get_direction(metric: str, own: Mapping[str, Mode]) -> int:
-    """Returns 1 if a metric is better when it is higher, -1 if lower, and 0 if nobody says it.
+    """Returns 1 if a higher metric is better, -1 if a lower one is, and 0 if that is unknown.
 
     `own` has the better directions of the author's own metrics, by name.
     """
@@ -123,8 +122,8 @@ def evaluate_model(
 ) -> tuple[ModelEvaluation, Curves]:
     """Returns all figures of one model except its intervals, and its precision-recall curves.
 
-    Means over classes, and the worst class, leave out classes without examples, because there is
-    nothing to find.
+    Classes without examples are left out of means over classes and of the worst class, because
+    there is nothing to find.
     """
     from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 
@@ -158,7 +157,7 @@ def evaluate_model(
 def evaluate_counts(
     labels: np.ndarray, predictions: ModelPredictions, class_names: Sequence[str]
 ) -> ModelEvaluation:
-    """Returns the figures that follow from right and wrong answers alone."""
+    """Returns the figures that depend on right and wrong answers alone."""
     size, once = len(class_names), np.ones((1, len(labels)))
     # Row i, column j: examples of class i that were taken for class j.
     confusion = np.bincount(labels * size + predictions.classes, minlength=size**2)
@@ -176,7 +175,7 @@ def compute_class_figures(confusion: np.ndarray, class_names: Sequence[str]) -> 
     """Returns precision, recall and F1 of each class. `confusion` is int [C or more, C or more]."""
     size = len(class_names)
     support = confusion.sum(axis=1)[:size]
-    rates = _compute_rates(confusion.diagonal()[:size], confusion.sum(axis=0)[:size], support)
+    rates = compute_rates(confusion.diagonal()[:size], confusion.sum(axis=0)[:size], support)
     return [
         ClassFigures(
             name=name,
@@ -252,7 +251,7 @@ def _compute_metrics(
     """Returns the metrics that are made of counts, with K cells of examples in B weightings."""
     right_BK, total_B = weights_BK * (labels_K == classes_K), weights_BK.sum(axis=1)
     support_BC = _sum_by_class(weights_BK, labels_K, num_classes)
-    rates_BC = _compute_rates(
+    rates_BC = compute_rates(
         _sum_by_class(right_BK, labels_K, num_classes),
         _sum_by_class(weights_BK, classes_K, num_classes),
         support_BC,
@@ -279,21 +278,6 @@ def _sum_by_class(values_BK: np.ndarray, classes_K: np.ndarray, num_classes: int
     return sums_BC
 
 
-def _compute_rates(
-    right: np.ndarray, predicted: np.ndarray, support: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns precision, recall and F1 from counts by class. 0 / 0 is 0."""
-
-    def divide(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-        return np.divide(parts, wholes, out=np.zeros(parts.shape), where=wholes > 0)
-
-    return {
-        "precision": divide(right, predicted),
-        "recall": divide(right, support),
-        "f1": divide(2 * right, support + predicted),
-    }
-
-
 def compute_interval_95(draws: np.ndarray) -> Interval:
     """Returns the percentile interval, which holds the true value with 95 % confidence."""
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -311,8 +295,10 @@ def compute_wilson_interval_95(num_correct: int, num_examples: int) -> Interval:
     return float(low), float(high)
 
 
-def compare(labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray) -> dict[str, int]:
-    """Compares the answers (int64 [N]) of two models. Returns numbers of examples."""
+def compare_answers(
+    labels: np.ndarray, challenger: np.ndarray, champion: np.ndarray
+) -> dict[str, int]:
+    """Counts the examples on which both models, one or none is right. Answers are int64 [N]."""
     first, second = challenger == labels, champion == labels
     return {
         "both_right": int((first & second).sum()),
@@ -355,8 +341,8 @@ def compute_calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """A group of test examples.
+class ExampleGroup:
+    """The whole test split, or the examples of one value of a slice, with the figures on them.
 
     `slice` and `value` are "" for the whole split. `champion` is None if it is not compared.
     """
@@ -372,7 +358,7 @@ class Group:
     Empty without a champion. A classifier has only metrics that are made of counts.
     """
     baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The metrics of a model that has not looked at the images. Empty for a slice."""
+    """The metrics of a baseline that ignores the images. Empty for a slice."""
 
     @property
     def name(self) -> str:
@@ -405,11 +391,11 @@ def build_group(
     slice: str = "",
     value: str = "",
     baseline: Mapping[str, float] | None = None,
-) -> Group:
+) -> ExampleGroup:
     """Returns a group with 95 % intervals of the challenger's metrics that are made of counts.
 
     The intervals of the accuracies are Wilson's, because a bootstrap is less accurate near 1.
-    Answers and figures are those of the challenger and, if there is one, of the champion.
+    `predictions` and `evaluations` are of the challenger and, if there is one, of the champion.
     """
     counted = draw_samples(labels, predictions, len(evaluations[0].classes))
     own = _draw_means([each.own for each in predictions], len(labels))
@@ -430,10 +416,10 @@ def build_drawn_group(
     slice: str = "",
     value: str = "",
     baseline: Mapping[str, float] | None = None,
-) -> Group:
+) -> ExampleGroup:
     """Returns a group with 95 % intervals of the metrics that have draws.
 
-    `draws` has those of each model. A draw without the metric is NaN, and is left out.
+    `draws` has the draws of each model by metric. Undefined draws are NaN and are left out.
     """
     challenger, *champions = evaluations
     own, *others = draws
@@ -442,7 +428,7 @@ def build_drawn_group(
         for name, values in own.items()
         if name in challenger.metrics
     }
-    return Group(
+    return ExampleGroup(
         num_examples,
         challenger.model_copy(update={"intervals": intervals}),
         champions[0] if champions else None,
@@ -467,7 +453,7 @@ def build_slice_groups(
     predictions: Sequence[ModelPredictions],
     slices: Mapping[str, np.ndarray],
     class_names: Sequence[str],
-) -> list[Group]:
+) -> list[ExampleGroup]:
     """Returns a group for each value of each slice, in the order of the config and of the values.
 
     `slices` has the value (text, [N]) of every example, by the slice's name.

@@ -43,7 +43,7 @@ from pipeline_ops.evaluation.classifier import (
     ClassifierFindings,
     rank_key,
 )
-from pipeline_ops.evaluation.detector import DetectorFindings, match
+from pipeline_ops.evaluation.detector import DetectorFindings, match_boxes
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
     METRIC_NAMES,
@@ -61,13 +61,13 @@ from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 _MAX_CLASS_ROWS = 100
 _MAX_MATRIX_CLASSES = 30
-"""The largest confusion matrix that is shown, because a larger one is not readable."""
+"""A confusion matrix of more classes is not shown, because it is not readable."""
 _MAX_PAIRS = 12
 _MAX_CLASS_CURVES = 5
 _MAX_REJECTED = 50
 _MAX_RULES, _MAX_ALL_RULES = 12, 1000
-"""The number of rules that are shown at once, and with those that are folded. Rules that do not
-hold come first and are not folded."""
+"""The numbers of rules that are visible at first, and in all. Rules that do not hold come first and
+are always visible."""
 _MAX_TEXTS = 50
 """The number of warnings, of reasons, and of lines of changes."""
 _NUM_LAST_METRICS = 3
@@ -82,7 +82,7 @@ _MAX_BOXES = 200
 _IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 _DEPARTED, _STANDARD_ERRORS = 0.1, 5.0
 _OVERFITTED = 1.1
-"""A validation loss is worse than the lowest one from this factor on. Less is noise."""
+"""A validation loss counts as risen above this multiple of the lowest one. Less is noise."""
 _MODELS = (("challenger", "validation"), ("champion", "champion"))
 """The models of an evaluation, and the styles of their curves."""
 Chart = tuple[str, list[Line], Markup]
@@ -91,7 +91,7 @@ Chart = tuple[str, list[Line], Markup]
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """The contents of the pages of all tasks: the verdict, and the origin of the challenger.
+    """The contents that all reports share: the verdict, and the lineage of the challenger.
 
     `no_champion_reason` explains why there is no comparison, as the end of a sentence.
     """
@@ -285,10 +285,9 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
 
 
 def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> str:
-    """Says that the training data are too few, if the validation loss rose while the training loss
-    went on falling. Returns "" otherwise.
+    """Warns of too few training data if the validation loss rose while the training loss fell.
 
-    The losses after the last epoch are compared with those of the lowest validation loss.
+    Returns "" otherwise. The last epoch is compared with the epoch of the lowest validation loss.
     """
     history, used = training.history, training.best_epoch
     if not history or "validation_loss" not in history[0].metrics:
@@ -316,13 +315,13 @@ def describe_overfitting(training: TrainingFigures, dataset: DatasetFigures) -> 
 def compare_with_training(
     training: TrainingFigures, dataset: DatasetFigures, tested: Mapping[str, float]
 ) -> list[str]:
-    """Says that a model is worse on the test split than it was on the validation split.
+    """Warns if a model is worse on the test split than it was on the validation split.
 
-    The published model should be the trained one, and the splits alike. A difference counts beyond
-    five standard errors of two proportions and a tenth.
+    Either the splits differ, or the evaluated model is not the trained one. A difference counts if
+    it is larger than 0.1 plus five standard errors of two proportions.
 
     Args:
-      training: that of the model.
+      training: the training of the model.
       dataset: the data set of the training.
       tested: the model's metrics on the test split.
     """
@@ -467,7 +466,7 @@ def mark_mistakes(
 def _mark_scene(
     scene: TrueBoxes, detected: ImageDetections, names: Sequence[str]
 ) -> dict[str, Any]:
-    truth_indexes, is_ignored = match(scene, detected)
+    truth_indexes, is_ignored = match_boxes(scene, detected)
     boxes, counts = [], Counter[str]()
     for i, box in enumerate(scene.boxes):
         is_missed = i not in truth_indexes and not scene.is_crowd[i]

@@ -1,8 +1,7 @@
 """Compares the requests to the model in service with the training split of the data set.
 
-The counts of the requests come with the evaluation's request, which pins them, so the same
-evaluation gives the same bytes. The features are those of the statistics of data sets, and the
-distance is that of `preprocess.drift`.
+The job's request pins the counts of the requests, so the same evaluation gives the same bytes.
+Features are those of data set statistics. The distance is the same as in `preprocess.drift`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipeline_ops.storage.local_files import read_json
 from pipeline_ops.storage.read_errors import make_read_error
 
 MIN_COMPARED = 100
-"""A feature of fewer images is not compared: chance alone gives a distance of about 0.2."""
+"""A feature of fewer images is not compared, because chance alone gives a distance of about 0.2."""
 
 
 class SplitCounts(BaseModel):
@@ -53,9 +52,9 @@ class ServingComparison:
 def compare_with_requests(
     config: Evaluate, requests: ServingStatistics | None, statistics_file: Path
 ) -> ServingComparison | None:
-    """Compares, if the config asks for it. `statistics_file` is that of the data set.
+    """Compares requests with the training split. Returns None if the config has no comparison.
 
-    Raises DataError if the file cannot be read.
+    `statistics_file` belongs to the data set. Raises DataError if it cannot be read.
     """
     comparison = config.serving_comparison
     if comparison is None:

@@ -1,4 +1,4 @@
-"""The values that test examples have for the slices of `evaluate.slices`.
+"""The value of each test example in each slice of `evaluate.slices`.
 
 Legend: N examples.
 """
@@ -25,34 +25,34 @@ def list_features(slices: Sequence[Slice]) -> list[str]:
     return sorted({part.by for part in slices if part.by not in _BUILT_IN})
 
 
-def compute_slice_values(batch: EncodedBatch, slices: Sequence[Slice]) -> dict[str, list[str]]:
-    """Returns the value of every example of a batch, as text, for each slice."""
-    return {
-        part.title: [_format_value(value, part) for value in _read_raw_values(batch, part)]
-        for part in slices
-    }
+class SliceValues:
+    """Collects the value of every example for each slice, batch by batch."""
 
+    def __init__(self, slices: Sequence[Slice]):
+        self._values = [(part, list[str]()) for part in slices]
 
-def join_slice_values(
-    values: Mapping[str, list[str]], slices: Sequence[Slice]
-) -> dict[str, np.ndarray]:
-    """Returns the values of all examples as text [N], by slice.
+    def add(self, batch: EncodedBatch) -> None:
+        for part, values in self._values:
+            values += [_format_value(value, part) for value in _read_raw_values(batch, part)]
 
-    Raises DataError if no example has the feature, or if it has too many values for a table.
-    """
-    for part in slices:
-        distinct = set(values[part.title])
-        if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
-            raise DataError(
-                f"evaluate.slices: no test example has the feature {part.by!r}. "
-                "Correct `by`, or store the feature with the examples."
-            )
-        if len(distinct) > _MAX_VALUES:
-            raise DataError(
-                f"evaluate.slices: {part.title} has {len(distinct)} values, "
-                f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
-            )
-    return {name: np.array(found) for name, found in values.items()}
+    def join(self) -> dict[str, np.ndarray]:
+        """Returns the values of all examples as text [N], by slice.
+
+        Raises DataError if no example has the feature, or if it has too many values for a table.
+        """
+        for part, values in self._values:
+            distinct = set(values)
+            if part.by not in _BUILT_IN and distinct == {MISSING_VALUE}:
+                raise DataError(
+                    f"evaluate.slices: no test example has the feature {part.by!r}. "
+                    "Correct `by`, or store the feature with the examples."
+                )
+            if len(distinct) > _MAX_VALUES:
+                raise DataError(
+                    f"evaluate.slices: {part.title} has {len(distinct)} values, "
+                    f"at most {_MAX_VALUES} are allowed. Set edges or folder_depth."
+                )
+        return {part.title: np.array(values) for part, values in self._values}
 
 
 def _read_raw_values(batch: EncodedBatch, part: Slice) -> Sequence[str | bytes | float | None]:

@@ -23,7 +23,7 @@ from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_form
 from pipeline_ops.served import contract
 from pipeline_ops.served.http.model_reloader import LoadedModel, predict
 from pipeline_ops.served.http.rest import BadRequest
-from pipeline_ops.served.references import AgreementRule, References, compare
+from pipeline_ops.served.references import AgreementRule, References, check_agreement
 
 _NUM_SERVED = 16
 _TIMED_CALLS, _UNTIMED_CALLS = 30, 3
@@ -60,7 +60,7 @@ def check_format(
         path, files = FORMAT_PATHS[name], [folder / FORMAT_PATHS[name]]
         infer, image = load_format(name, files[0]), references.images[:1]
         answers = references.pack(infer(references.images))
-        agreement = compare(references.outputs, answers, rule, f"the format {name}")
+        agreement = check_agreement(references.outputs, answers, rule, f"the format {name}")
     num_calls = _UNTIMED_CALLS + _TIMED_CALLS
     durations = timeit.repeat(lambda: infer(image), number=1, repeat=num_calls)
     return FormatFigures(
@@ -89,7 +89,7 @@ def _serve_first(references: References) -> tuple[PredictFunction, np.ndarray]:
 
 
 def check_serving(folder: Path, references: References, config: Export) -> None:
-    """Predicts some of the references as `trainyard serve` does, in rows and in columns.
+    """Predicts some of the references as `trainyard serve` does.
 
     Raises DataError if the version cannot be loaded, or if it gives other answers than it gives in
     this process.
@@ -100,21 +100,18 @@ def check_serving(folder: Path, references: References, config: Export) -> None:
     wanted = references.answer_files(files)
     images = [{"b64": base64.b64encode(file).decode()} for file in files]
     model = LoadedModel(1, folder, [], references.model.loaded)
-    answers = []
-    for body in ({"instances": images}, {"inputs": {"image_bytes": images}}):
-        try:
-            # Through JSON, as a client gets it.
-            answers.append(json.loads(json.dumps(predict(model, json.dumps(body).encode()))))
-        except BadRequest as error:
-            raise DataError(
-                f"a server refuses the reference examples: {error}. Nothing was published."
-            ) from error
-    rows, columns = answers[0]["predictions"], answers[1]["outputs"]
-    for found in ({name: [row[name] for row in rows] for name in rows[0]}, columns):
-        predictions = {name: np.array(values) for name, values in found.items()}
-        compare(
-            wanted,
-            references.pack(predictions),
-            choose_rule("saved_model", config),
-            "the model behind a server",
-        )
+    try:
+        # Through JSON, as a client gets it.
+        answer = json.loads(json.dumps(predict(model, json.dumps({"instances": images}).encode())))
+    except BadRequest as error:
+        raise DataError(
+            f"a server refuses the reference examples: {error}. Nothing was published."
+        ) from error
+    rows = answer["predictions"]
+    predictions = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    check_agreement(
+        wanted,
+        references.pack(predictions),
+        choose_rule("saved_model", config),
+        "the model behind a server",
+    )

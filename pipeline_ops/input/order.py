@@ -126,8 +126,9 @@ class RepeatedOrder:
     def compute(self, positions_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (positions_b, examples_b), both int64.
 
-        The positions take the place of epochs, so that each copy has its own random changes. Points
-        at a distance of 1 lie on the line of the factors, from a random start on.
+        The positions take the place of epochs, so that each copy has its own random changes. The
+        examples are a systematic sample: points one apart on the cumulative factors, from a random
+        offset.
         """
         rounds_b, places_b = self._order.compute(positions_b)
         rng = StatelessRandom(self._seed, rounds_b, tf.zeros_like(rounds_b))

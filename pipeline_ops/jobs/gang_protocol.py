@@ -162,8 +162,8 @@ class StoredWork(Message):
     uri: str
     token: int
     """The token of the job's lease."""
-    is_exchanged: bool = False
-    """Whether results go through the bucket, too: some hosts share no disk with the launcher."""
+    is_shared: bool = False
+    """Whether hosts share checkpoints and results through the bucket: some share no disk."""
 
     def locate_results(self, name: str) -> str:
         """The URI of a folder for the results of one process."""

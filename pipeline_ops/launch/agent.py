@@ -11,9 +11,9 @@ closes, after the launcher has been silent for `silence_timeout_seconds` (the ne
 or after the agent is killed. It imports no TensorFlow. The launcher chooses the transport of its
 input and output: ssh, srun or a plain pipe.
 
-A host that shares no disk with the launcher also sends what its processes append to their logs,
-progress and status. The launcher appends it to its own files of the same names, so it reads local
-files only, and the bucket gets no requests.
+If its host shares no disk with the launcher, the agent also sends the new bytes of logs, progress
+and status files. The launcher appends them to its own files of the same names, so it reads only
+local files and makes no requests to the bucket.
 """
 
 from __future__ import annotations
@@ -88,22 +88,22 @@ _LOCK_SECONDS = 5.0
 _RELAY_SECONDS = 0.25
 _RELAYED = re.compile(r"[a-z0-9-]+(\.log|\.jsonl|\.status\.json)")
 _CHUNK_BYTES = 2700
-"""As base64 in a message, these are less than a pipe's 4096 bytes."""
+"""As base64 in a message, these are fewer than the 4096 bytes that a ready pipe takes at once."""
 _MAX_CHUNKS = 100
 """The limit for one call. A process that writes without end must not occupy the agent."""
 _LAST_SECONDS = 1.0
 
 
 def main() -> None:
-    with open(0, "rb", buffering=0, closefd=False) as commands:  # reads nothing behind the line
+    with open(0, "rb", buffering=0, closefd=False) as commands:  # reads nothing beyond the line
         first = commands.readline()
     if not first.endswith(b"\n"):
-        return  # the launcher is gone already
+        return  # the launcher is already gone
     spec = AgentSpec.model_validate_json(first)
     events = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like an event
     adopt_orphans()
-    os.environ |= spec.environment  # a temporary folder may be among it
+    os.environ |= spec.environment  # it may name the folder for temporary files
     try:
         report, proxy = isolate(spec)
         report |= open_local_folders(spec)
@@ -129,8 +129,8 @@ class Agent:
     """Serves one launcher, and reports to the descriptor `events`.
 
     `scratch` is the lock on this host. The fork server and all forks inherit it, so the host is
-    free only when all of them are gone. `report` has the fields of the HostReport that are known.
-    Without `proxy`, a gang that needs one would wait for its store, so the agent ends with it.
+    free only when all of them are gone. `report` has the known fields of the HostReport. The agent
+    ends with `proxy`, because the gang would wait in vain for its store.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Agent:
         self._commands = LineReader(0)
 
     def serve(self) -> None:
-        """Serves until the launcher or the fork server is gone, or the last fork after SIGTERM."""
+        """Serves until the launcher, the fork server or, after SIGTERM, the last fork is gone."""
         report = describe_host(self._spec).model_copy(update=self._report_fields)
         self._report(Event(event="hello", host=report))
         last_received = last_report = time.monotonic()
@@ -174,7 +174,7 @@ class Agent:
             readable, _, _ = select.select(inputs, [], [], timeout)
             now = time.monotonic()
             if self._is_leaving and not is_leaving:
-                # The launcher knows it before a fork has ended, and does not fork here again.
+                # Sent before the first fork exits, so that the launcher does not fork here again.
                 is_leaving = True
                 self._report(Event(event="leaving"))
             if self._commands in readable:
@@ -198,8 +198,8 @@ class Agent:
             elif now - last_received > self._spec.silence_timeout_seconds:
                 problem = f"the launcher has been silent for {now - last_received:.0f} s"
             if problem:
-                ended = f"All processes of the gang on {self._spec.host} are ended"
-                print(f"{problem}. {ended}.", file=sys.stderr, flush=True)
+                action = f"The agent ends all processes of the gang on {self._spec.host}"
+                print(f"{problem}. {action}.", file=sys.stderr, flush=True)
                 return
 
     def _handle_commands(self) -> bool:
@@ -237,7 +237,7 @@ class Agent:
             elif event.event == "ended":
                 self._pids.pop(event.name, None)
                 event = explain_kill(event, self._memory_kills)
-                if self._relay:  # its status comes before the news of its end
+                if self._relay:  # the launcher gets the status before the event
                     self._relay.send_all()
             self._report(event)
         if lines is None:
@@ -246,7 +246,7 @@ class Agent:
         return lines is not None
 
     def _leave(self, number: int, _frame: object) -> None:
-        """The handler of SIGTERM: the forks save their state and end, and the agent after them."""
+        """Handles SIGTERM: the forks save their state and exit, and the agent exits after them."""
         self._is_leaving = True
         self._signal(number)
 
@@ -262,7 +262,7 @@ class Agent:
 
 
 def get_pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """The input and the output of a process that was started with pipes for both."""
+    """Returns the input and output pipes of a process that was started with both."""
     return cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
 
 
@@ -284,7 +284,7 @@ class LineReader:
 
 
 def send_message(descriptor: int, message: Message) -> None:
-    """Writes a message. A reader that is gone is not an error: it shows in the other direction."""
+    """Writes a message. If the reader is gone, the other direction of the pipe reports it."""
     with contextlib.suppress(BrokenPipeError):
         os.write(descriptor, message.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
@@ -298,11 +298,10 @@ def read_new_lines(path: Path, offset: int, max_bytes: int) -> bytes:
 
 
 class FileRelay:
-    """Sends the launcher new data of an attempt's files, on the agent's side.
+    """The agent's side of the relay: sends the launcher the new data of an attempt's files.
 
-    The agent must notice a launcher that is silent, so nothing here blocks while the launcher does
-    not read: a message is small enough for the free part of a pipe. Data from before the start are
-    not sent.
+    The agent must notice a silent launcher, so nothing here blocks while the launcher does not
+    read: a message fits into the free part of a pipe. Data from before the start are not sent.
     """
 
     def __init__(self, folder: Path, events: int):
@@ -343,7 +342,7 @@ class FileRelay:
 
 
 def append_to_file(folder: Path, event: Event) -> None:
-    """Appends the data of a relayed file, on the launcher's side."""
+    """The launcher's side of the relay: appends the data to its own file."""
     if _RELAYED.fullmatch(event.name):
         path = folder / event.name
         with translate_write_errors(path), open(path, "ab") as file:
@@ -366,10 +365,10 @@ def describe_host(spec: AgentSpec) -> HostReport:
 
 
 def isolate(spec: AgentSpec) -> tuple[dict[str, str], StoreProxy | None]:
-    """Moves this process into a network namespace, if the gang is to have one.
+    """Moves this process into a network namespace, if the gang gets one.
 
-    Returns the fields of the HostReport that say why it has none, and the way from the namespace
-    to a bucket. Raises ConfigError if the hosts file insists on one.
+    Returns the fields of the HostReport that explain a missing namespace, and the proxy from the
+    namespace to a bucket. Raises ConfigError if the hosts file requires a namespace.
     """
     if spec.isolation == "never":
         return {}, None
@@ -390,7 +389,7 @@ def isolate(spec: AgentSpec) -> tuple[dict[str, str], StoreProxy | None]:
 
 
 def explain_kill(event: Event, kills_before: int) -> Event:
-    """Adds the cause to the end of a process that the kernel has killed for memory.
+    """Adds the cause to the `ended` event of a process that the kernel killed for its memory.
 
     `kills_before` is the number of such kills when the agent started.
     """
@@ -414,9 +413,8 @@ def open_local_folders(spec: AgentSpec) -> dict[str, str]:
         workspace = copy_request(attempt)
     except DataError:
         raise ConfigError(
-            f"it does not see the storage root: {attempt.request} was written by the launcher's "
-            "side and is missing there. Give it the same endpoint, in `environment` of the hosts "
-            "file"
+            f"it does not see the storage root: {attempt.request}, which the launcher wrote, is "
+            "missing there. Give it the same endpoint, in `environment` of the hosts file"
         ) from None
     except (ConfigError, MachineError) as error:
         raise type(error)(f"it does not see the storage root: {error}") from None
@@ -429,7 +427,7 @@ def lock_host(spec: AgentSpec) -> ScratchFolder:
 
     This works even if the locks of the storage do not reach other hosts. The lock is on the gang's
     folder for temporary files. Every process of the gang inherits it, so a new owner knows that no
-    process of an earlier gang lives here. A predecessor of the same launcher that hangs is killed.
+    process of an earlier gang lives here. An earlier agent of the same launcher is killed.
     Raises BlockingIOError with the owner if a gang of another launcher has the lock.
     """
     name = f"gang-{compute_digest([spec.lock, spec.host])[:12]}"
@@ -455,13 +453,13 @@ def lock_host(spec: AgentSpec) -> ScratchFolder:
 
 
 def reserve_ports(count: int, port_range: tuple[int, int] | None) -> list[socket.socket]:
-    """Returns `count` sockets on ports that were free, or as many as can be had."""
+    """Returns sockets on `count` free ports, or on fewer if no more are free."""
     ports = range(port_range[0], port_range[1] + 1) if port_range else [0] * count
     sockets: list[socket.socket] = []
     for port in ports:
         if len(sockets) < count:
             with contextlib.suppress(OSError):  # taken
-                # It listens, because other hosts try whether they can connect.
+                # It listens, because other hosts check whether they can connect.
                 sockets.append(socket.create_server(("", port)))
     return sockets
 

@@ -1,9 +1,9 @@
-"""Holds an allocation on a host, a node or a pod while an agent runs there, then ends by itself.
+"""Holds an allocated node or pod while an agent runs on it, then exits.
 
     python -m pipeline_ops.launch.allocation_holder RUN SECONDS
 
-It is the main process of an allocation: of Slurm's batch job, and of a pod. A launcher that is
-killed cannot give its hosts back. Its agents end by themselves, and this process ends once it has
+It is the main process of a Slurm batch job or of a pod, which `launchers.py` creates. A killed
+launcher cannot release its hosts. Its agents exit by themselves, and this process exits once it has
 seen no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a pod
 do not get it, and waits while their workers save their state. It then fails, because Kubernetes
 replaces a pod that was drained, evicted or deleted only if it has not succeeded.
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 def hold_allocation(run: str, idle_timeout_seconds: float) -> int:
-    """Returns 0 after that long without an agent. After SIGTERM, returns 143 once there is none."""
+    """Returns 0 after the timeout without an agent, or 143 after SIGTERM once no agent is left."""
     timeout_seconds, last_seen, exit_code = idle_timeout_seconds, time.monotonic(), 0
 
     def forward_signal(number: int, _frame: object) -> None:

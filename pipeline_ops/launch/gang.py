@@ -1,9 +1,12 @@
-"""The supervisor: starts a gang as a whole, monitors its processes, restarts it after a failure.
+"""The supervisor: starts a gang as a whole, supervises it, and restarts it after a failure.
 
 It knows nothing of TensorFlow. When one process fails, the supervisor ends the whole gang, and a
 new gang continues from the last checkpoint. The new gang has new addresses, runs on the hosts that
 are there now, and is as large as these and the config allow. The global batch and the learning rate
-never change, so every incarnation continues the same curve.
+never change, so every incarnation continues the same loss curve.
+
+`train.py` runs it. `host_pool.py` reaches the hosts, `monitor.py` judges the processes, and
+`gang_log.py` keeps their messages.
 """
 
 from __future__ import annotations
@@ -14,48 +17,26 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import (
-    ConfigError,
-    DataError,
-    ExitCode,
-    MachineError,
-    OutOfMemory,
-    Pruned,
-    TrainyardError,
-    make_error,
-)
-from pipeline_ops.jobs.gang_protocol import (
-    COMPILING_PHASE,
-    HEARTBEAT_SECONDS,
-    JOINING_PHASE,
-    TRAIN_PHASE,
-    WAITING_PHASE,
-    Command,
-    Event,
-    StoredWork,
-    WorkerSpec,
-)
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.agent import read_new_lines
+from pipeline_ops.errors import ConfigError, MachineError, OutOfMemory, Pruned, TrainyardError
+from pipeline_ops.jobs.gang_protocol import Command, StoredWork, WorkerSpec
+from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.launch.host_pool import HostPool
+from pipeline_ops.launch.monitor import SELF_EXPLANATORY, WorkerMonitor
 from pipeline_ops.launch.plan import (
     LaunchPlan,
     build_launch_plan,
     compute_gang_size,
     get_status_path,
 )
-from pipeline_ops.storage.local_files import translate_write_errors, write_json
-from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.system.host import OPEN_PORTS
 
 _log = logging.getLogger(__name__)
@@ -64,19 +45,10 @@ _PORTS_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
 _PEER_REPORT_SECONDS = 1.0
 """The time that the other workers get after the first failure: one of them may know the reason."""
-_MISSED_HEARTBEATS = 3
 _KILL_SECONDS = 3.0
-_MAX_NAMES = 4
-_WAITING_RANKS = {COMPILING_PHASE: 1, TRAIN_PHASE: 2, WAITING_PHASE: 2}
-"""Phases in which a worker may wait for others. Of silent workers, one of a lower rank is awaited,
-and of rank 0 in any other phase."""
 _SAVE_SECONDS = 25.0
-"""Machines that are about to be taken away usually give thirty seconds."""
+"""Shorter than the thirty seconds that a preempted machine usually has."""
 _BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_EXPLAINED = (ExitCode.CONFIG, ExitCode.DATA)
-"""Messages of such an error name place and cure, and no log."""
-_MAX_LOG_BYTES = 1 << 20
-"""The limit for one log at a time: a worker that writes without end must not block the gang."""
 
 
 class StopRequest:
@@ -129,294 +101,6 @@ class RestartPolicy:
         return _BACK_OFF_SECONDS[min(self._consecutive_failures, len(_BACK_OFF_SECONDS)) - 1]
 
 
-class GangLog:
-    """`gang.log` of an attempt: the messages of all processes of all incarnations in one file.
-
-    Each line has its time and its worker. It is copied from the workers' logs and progress while
-    the gang runs, so the messages of a killed process are kept. A line of a worker's log has the
-    time of its copy. After a failed gang, the first failure is the last line.
-    """
-
-    def __init__(self, attempt: Attempt):
-        self.path = attempt.folder / "gang.log"
-        self._attempt = attempt
-        self._offsets: Counter[str] = Counter()
-
-    def copy_new_lines(
-        self, names: Iterable[str], events: Iterable[tuple[str, ProgressEvent]]
-    ) -> None:
-        """Copies the new complete lines of the workers' logs, and new progress with its workers."""
-        now = time.time()
-        lines = [(event.time, name, str(event)) for name, event in events]
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                path = self._attempt.worker_log(name)
-                data = read_new_lines(path, self._offsets[name], _MAX_LOG_BYTES)
-                self._offsets[name] += len(data)
-                lines += [(now, name, line) for line in data.decode(errors="replace").splitlines()]
-        self._write(sorted(lines, key=lambda line: line[0]))
-
-    def write_message(self, text: str) -> None:
-        """Writes a message of the supervisor."""
-        self._write([(time.time(), "gang", line) for line in text.splitlines()])
-
-    def _write(self, lines: Iterable[tuple[float, str, str]]) -> None:
-        text = ""
-        for seconds, name, line in lines:
-            stamp = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-            text += f"{stamp}Z  {name:<9}  {line}\n"
-        if text:
-            with translate_write_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
-                file.write(text)
-
-
-@dataclasses.dataclass(eq=False)
-class _Process:
-    """The state of one process. Times are those of the monotonic clock."""
-
-    spec: WorkerSpec
-    reader: ProgressReader
-    last_heartbeat: float
-    last_progress: float
-    phase: str = ""
-    step: int | None = None
-    """None until it has taken one."""
-    done_text: str = ""
-    """How much of the phase is done, if it tells."""
-    rate: float | None = None
-    """Steps a second, once it is known."""
-    exit_code: int | None = None
-    """None while it runs."""
-    cause_of_end: str = ""
-    """Its host's explanation of its end."""
-
-    def __post_init__(self) -> None:
-        self.reader.seek_end()  # earlier incarnations have written to the same file
-
-    @property
-    def has_met(self) -> bool:
-        """Returns whether it has passed the start, where all workers wait for each other."""
-        return self.phase not in ("", JOINING_PHASE)
-
-    @property
-    def has_crashed(self) -> bool:
-        """Returns whether it crashed, as TensorFlow may when it gives up a collective."""
-        return self.exit_code in (-signal.SIGSEGV, -signal.SIGABRT)
-
-    @property
-    def was_killed(self) -> bool:
-        return self.exit_code is not None and self.exit_code < 0 and not self.has_crashed
-
-
-class WorkerMonitor:
-    """The processes of one incarnation: their state, and the one that failed first.
-
-    A process is judged by its exit, its heartbeat, its progress file and, until the workers have
-    met, the clock. When a process is lost, its peers fail a moment later with a connection error.
-    Such an echo counts as the cause only if nothing else explains the failure.
-    """
-
-    def __init__(self, plan: LaunchPlan, config: Train, attempt: Attempt):
-        self.plan = plan
-        self._config, self._attempt = config, attempt
-        self._started = now = time.monotonic()
-        # A host with another disk sends what is in its own file, and that file is not here.
-        files = {spec.name: attempt.worker_progress(spec.name) for spec in plan.workers}
-        self._processes = {
-            spec.name: _Process(spec, ProgressReader(open_path(files[spec.name])), now, now)
-            for spec in plan.workers
-        }
-        self._ended: list[_Process] = []
-        """In the order in which they ended."""
-        self.start_step = 0
-        """The step of the checkpoint from which the gang continued."""
-        self.is_growing = False
-        """Whether the gang was asked to stop for a larger one."""
-        self.has_saved = False
-        """Whether the chief has saved its state and left, because a process was asked to stop."""
-
-    @property
-    def unfinished(self) -> list[str]:
-        """The processes that must still end. Servers never do by themselves."""
-        return [process.spec.name for process in self._running if not process.spec.is_server]
-
-    @property
-    def running_hosts(self) -> set[str]:
-        return {process.spec.host for process in self._running}
-
-    @property
-    def has_stepped(self) -> bool:
-        return any(process.step is not None for process in self._processes.values())
-
-    @property
-    def is_explained(self) -> bool:
-        """Returns whether a process was killed, so that reports of its peers add nothing."""
-        return any(process.was_killed for process in self._ended)
-
-    @property
-    def _running(self) -> list[_Process]:
-        return [process for process in self._processes.values() if process.exit_code is None]
-
-    def record_event(self, host: str, event: Event) -> None:
-        match event.event:
-            case "ended" if process := self._processes.get(event.name):
-                if process.exit_code is None:
-                    process.exit_code, process.cause_of_end = event.code, event.message
-                    self._ended.append(process)
-            case "alive":
-                for process in self._processes.values():
-                    if process.spec.host == host and process.spec.name in event.names:
-                        process.last_heartbeat = time.monotonic()
-
-    def read_progress(self) -> list[tuple[WorkerSpec, ProgressEvent]]:
-        """Returns the reports of all processes since the last call, and records them."""
-        events = []
-        for process in self._processes.values():
-            for event in process.reader.read_new():
-                events.append((process.spec, event))
-                process.last_progress = time.monotonic()
-                if event.phase != "warning":
-                    process.phase = event.phase
-                    process.done_text = (
-                        f"{event.done} of {event.total} {event.unit}" if event.total else ""
-                    )
-                match event.phase:
-                    case "train":
-                        process.step = event.done or 0
-                        process.rate = event.rate or process.rate
-                    case "restored" if process.spec.is_chief:
-                        self.start_step = event.done or 0
-                    case "preempted" if process.spec.is_chief:
-                        self.has_saved = True
-        return events
-
-    def find_failure(self) -> TrainyardError | None:
-        """The first process that ended badly, hangs or has not started."""
-        for process in self._ended:
-            if process.exit_code != 0 or process.spec.is_server:
-                return self._explain_exit(process)
-        return (
-            self._find_silent_worker(self._config.heartbeat_timeout_seconds)
-            or self._find_late_worker()
-        )
-
-    def find_cause(self, first: TrainyardError) -> TrainyardError:
-        """The failure that explains most, after the peers have had a moment to report theirs.
-
-        An error of config, data or code comes before a lack of memory, this before a killed
-        process, and a killed process before one that hangs. Then comes a crash, and last a peer's
-        report of a lost connection.
-        """
-        exits = [(each, self._explain_exit(each)) for each in self._ended if each.exit_code]
-        permanent = [failure for _, failure in exits if not failure.exit_code.is_retried]
-        permanent += [failure for _, failure in exits if isinstance(failure, OutOfMemory)]
-        killed = [failure for process, failure in exits if process.was_killed]
-        if permanent or killed:
-            return [*permanent, *killed][0]
-        if silent := self._find_silent_worker(_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
-            return silent
-        crashed = [failure for process, failure in exits if process.has_crashed]
-        return (self._find_late_worker() or crashed[0]) if crashed else first
-
-    def _explain_exit(self, process: _Process) -> TrainyardError:
-        code, step = process.exit_code or 0, f"at step {process.step or 0}"
-        if code < 0:
-            killer = f"signal {-code} ({signal.Signals(-code).name})"
-            cause = f": {process.cause_of_end}" if process.cause_of_end else ""
-            return self._blame(process, f"was killed by {killer} {step}{cause}")
-        file = get_status_path(self._attempt, process.spec.name)
-        try:
-            status = read_json_as(Status, open_path(file))
-        except DataError as error:
-            return self._blame(process, f"ended with {code} {step}: {error}")
-        if status is None:
-            return self._blame(process, f"ended with {code} {step} and left no {file.name}")
-        if status.exit_code == ExitCode.SUCCESS:
-            return self._blame(process, f"ended {step}, but it must serve until the training ends")
-        failure = self._blame(process, f"failed {step}: {status.message}", status.exit_code)
-        return OutOfMemory(*failure.args) if status.is_out_of_memory else failure
-
-    def _blame(
-        self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
-    ) -> TrainyardError:
-        message = f"{process.spec.name} on {process.spec.host} {problem.rstrip('.')}"
-        if exit_code not in _EXPLAINED:
-            message += f". Its log is {self._attempt.worker_log(process.spec.name)}"
-        return make_error(exit_code, message)
-
-    def _find_silent_worker(self, limit_seconds: float) -> TrainyardError | None:
-        """Finds a process that its agent has not seen running."""
-        now, running = time.monotonic(), self._running
-        silent = [process for process in running if now - process.last_heartbeat > limit_seconds]
-        if not silent:
-            return None
-        process = silent[0]
-        return self._blame(
-            process,
-            f"has sent no heartbeat for {now - process.last_heartbeat:.0f} s "
-            + (f"in the phase {process.phase} " if process.phase else "")
-            + f"(train.heartbeat_timeout_seconds is {self._config.heartbeat_timeout_seconds}). "
-            "It is stopped, or its machine hangs",
-        )
-
-    def _find_late_worker(self) -> TrainyardError | None:
-        """Finds a process that has not met the others in time, or that makes no progress.
-
-        Workers wait for each other, so the gang advances as long as one of them does. Once all are
-        silent, it is the one that the others wait for: it is in no phase in which workers wait, or
-        has been in such a phase for longest.
-        """
-        now, awaited = time.monotonic(), [self._processes[name] for name in self.unfinished]
-        if late := [process for process in awaited if not process.has_met]:
-            return self._describe_start(late[0])
-        if not awaited:
-            return None
-        silent = now - max(process.last_progress for process in awaited)
-        process = min(
-            awaited, key=lambda each: (_WAITING_RANKS.get(each.phase, 0), each.last_progress)
-        )
-        if process.phase == TRAIN_PHASE:
-            limit = self._compute_call_limit(process)
-            rule = f"train.step_timeout_seconds is {self._config.step_timeout_seconds}"
-        else:
-            limit = self._config.phase_timeout_seconds
-            rule = f"train.phase_timeout_seconds is {limit}"
-        if silent <= limit:
-            return None
-        problem = (
-            f"has reported no progress for {silent:.0f} s in the phase {process.phase} ({rule})"
-            + (f", after {process.done_text}" if process.done_text else "")
-        )
-        if alike := [each for each in awaited if each.phase == process.phase and each != process]:
-            names = [f"{each.spec.name} on {each.spec.host}" for each in alike]
-            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            problem += f". {', '.join(names[:_MAX_NAMES])}{more} may be what it waits for there"
-        return self._blame(process, f"{problem}. Raise the limit if this may take longer")
-
-    def _compute_call_limit(self, process: _Process) -> float:
-        """The time that a call of `steps_per_call` steps may take. Nothing is reported in it.
-
-        Once the rate is known, that is the time of a step more than twice the usual time of a call.
-        """
-        step_seconds, steps = self._config.step_timeout_seconds, self._config.steps_per_call
-        limit: float = step_seconds * steps
-        return min(limit, step_seconds + 2 * steps / process.rate) if process.rate else limit
-
-    def _describe_start(self, late: _Process) -> TrainyardError | None:
-        if time.monotonic() - self._started <= self._config.start_timeout_seconds:
-            return None
-        states = ", ".join(
-            f"{process.spec.name} on {process.spec.host} "
-            + (f"is {process.phase}" if process.phase else "has not started")
-            for process in self._running
-        )
-        return MachineError(
-            f"the workers have not met within {self._config.start_timeout_seconds} s "
-            f"(train.start_timeout_seconds): {states}. "
-            f"The log of {late.spec.name} is {self._attempt.worker_log(late.spec.name)}"
-        )
-
-
 @dataclasses.dataclass
 class Gang:
     """All processes of one training, through all incarnations.
@@ -436,7 +120,7 @@ class Gang:
     stored: StoredWork | None = None
     check_lease: Callable[[], None] = lambda: None
     restarts: int = dataclasses.field(default=0, init=False)
-    """The number of restarts after failures. A gang that only changes its size is not counted."""
+    """The number of restarts after failures, without those that only make the gang larger."""
 
     def __post_init__(self) -> None:
         self._log = GangLog(self.attempt)
@@ -444,30 +128,23 @@ class Gang:
         self._start_step = 0
         self._has_left_to_grow = self._has_warned_of_ports = False
         self._failed_at: float | None = None
+        """The time of a failure from which the training has not yet recovered."""
 
     def run(self) -> LaunchPlan:
-        """Returns the plan of the incarnation in which every worker has ended well.
+        """Returns the plan of the incarnation in which every worker finished.
 
         Raises the TrainyardError of the exit code of a failure that ends the training.
         """
         try:
             while isinstance(outcome := self._run_incarnation(), TrainyardError):
-                self._failed_at = time.monotonic()
-                self.stop.check()
-                self.check_lease()
-                if not outcome.exit_code.is_retried:
-                    raise outcome
-                if isinstance(outcome, OutOfMemory):
-                    self._divide_batch(outcome)
-                elif not self._has_left_to_grow:
-                    self._wait_before_restart(outcome)
+                self._prepare_restart(outcome)
             return outcome
         except Pruned as error:
             self._log.write_message(str(error))
             raise
         except TrainyardError as error:
             self._log.write_message(f"FAILED: {error}")
-            if error.exit_code in _EXPLAINED:
+            if error.exit_code in SELF_EXPLANATORY:
                 raise
             raise type(error)(f"{error}. The log of all workers is {self._log.path}") from error
 
@@ -487,16 +164,13 @@ class Gang:
             return error
         finally:
             if monitor:
-                self._kill(monitor)
-                self._log_progress(monitor)
-                self._start_step = monitor.start_step
-                self._has_left_to_grow = monitor.is_growing and monitor.has_saved
+                self._end(monitor)
 
     def _wait_for_hosts(self) -> None:
         """Waits for as many hosts as the gang may have, but not for those whose last try failed.
 
-        Raises MachineError if too few hosts have come in time, and ConfigError if too few can ever
-        come, because a person has to fix the others.
+        Raises MachineError if too few hosts are ready in time, and ConfigError if too few can ever
+        be, because a person has to fix the others.
         """
         config, pool = self.config, self.host_pool
         pool.allocate(self.stop.check)
@@ -508,8 +182,7 @@ class Gang:
             hosts = pool.hosts.values()
             size = compute_gang_size(config, pool.ready)
             is_settled = size == config.effective_max_workers or all(
-                (host.is_ready and not host.is_leaving)
-                or (host.connection is None and host.tries > tries[host.spec.name])
+                host.can_fork or (host.connection is None and host.tries > tries[host.spec.name])
                 for host in hosts
             )
             if size and is_settled and not any(host.is_fenced for host in hosts):
@@ -539,7 +212,7 @@ class Gang:
         return plan
 
     def _reserve_ports(self, plan: LaunchPlan) -> dict[str, list[int]]:
-        """Returns free ports by host, one for each process there."""
+        """Returns free ports by host, one for each of its processes."""
         counts = Counter(worker.host for worker in plan.workers)
         commands = {host: Command(action="ports", count=count) for host, count in counts.items()}
         replies = self.host_pool.ask(commands, "ports", _PORTS_SECONDS)
@@ -553,7 +226,7 @@ class Gang:
         return {host: reply.ports for host, reply in replies.items()}
 
     def _check_connections(self, plan: LaunchPlan) -> None:
-        """Lets each host connect to a port of each other host, where workers will listen."""
+        """Lets each host connect to a port of every other host, where workers will listen."""
         addresses = {worker.host: plan.get_address(worker) for worker in plan.workers}
         if len(addresses) == 1:
             return
@@ -568,14 +241,8 @@ class Gang:
                     "hosts (first_port and last_port in the hosts file), or correct `address`"
                 )
 
-    def _fork(self, plan: LaunchPlan) -> None:
-        write_json(self.attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
-        for worker in plan.workers:
-            get_status_path(self.attempt, worker.name).unlink(missing_ok=True)
-            self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
-
     def _warn_of_open_ports(self, plan: LaunchPlan) -> None:
-        """Warns once. A gang on several hosts was declared to be on a trusted network."""
+        """Warns once. A hosts file with several hosts has declared their network as trusted."""
         report = self.host_pool.hosts[plan.chief.host].report
         if report and report.open_ports and plan.needs_ports and not self._has_warned_of_ports:
             self._has_warned_of_ports = True
@@ -586,7 +253,14 @@ class Gang:
             _log.warning("%s", warning)
             self._report_event("warning", warning)
 
+    def _fork(self, plan: LaunchPlan) -> None:
+        write_json(self.attempt.folder / "launch-plan.json", plan.model_dump(mode="json"))
+        for worker in plan.workers:
+            get_status_path(self.attempt, worker.name).unlink(missing_ok=True)
+            self.host_pool.send(worker.host, Command(action="fork", fork=plan.fork(worker)))
+
     def _supervise(self, monitor: WorkerMonitor) -> TrainyardError | None:
+        """Returns the cause of a failure, or None once every worker has exited well."""
         while monitor.unfinished:
             self._process_events(monitor)
             self.check_lease()
@@ -598,44 +272,59 @@ class Gang:
         return None
 
     def _process_events(self, monitor: WorkerMonitor) -> None:
-        """Waits briefly for the gang's events and passes them on."""
+        """Waits briefly for the events of hosts, then records and reports all that is new."""
         for host, event in self.host_pool.poll():
             monitor.record_event(host, event)
-        had_stepped = monitor.has_stepped
         for worker, progress in self._log_progress(monitor):
             if worker.is_chief:
                 self.report(progress)
             elif worker.is_server and progress.phase == "preempted":
                 # A server cannot notify the chief.
-                self._save_and_leave(monitor, "stopping", f"{worker.name} received SIGTERM")
-        if monitor.has_stepped and not had_stepped and self._failed_at:
-            seconds = time.monotonic() - self._failed_at
+                self._save_and_restart(monitor, "stopping", f"{worker.name} received SIGTERM")
+        if self._failed_at and monitor.has_stepped:
+            seconds, self._failed_at = time.monotonic() - self._failed_at, None
             message = f"first new step {seconds:.1f} s after the failure was noticed"
             self._report_event("recovered", message, seconds=round(seconds, 3))
 
     def _log_progress(self, monitor: WorkerMonitor) -> list[tuple[WorkerSpec, ProgressEvent]]:
+        """Copies the new messages of all workers to the log. Returns their new progress events."""
         progress = monitor.read_progress()
         events = [(worker.name, event) for worker, event in progress]
         self._log.copy_new_lines([worker.name for worker in monitor.plan.workers], events)
         return progress
 
+    def _find_lost_host(self, monitor: WorkerMonitor) -> TrainyardError | None:
+        hosts = (self.host_pool.hosts[worker.host] for worker in monitor.plan.workers)
+        return next((MachineError(host.problem) for host in hosts if not host.is_ready), None)
+
+    def _wait_for_cause(self, monitor: WorkerMonitor, first: TrainyardError) -> TrainyardError:
+        """Waits for the reports of other workers. Returns the cause of the failure.
+
+        The first failure may be an echo: a peer of a lost worker exits with a connection error.
+        """
+        deadline = time.monotonic() + _PEER_REPORT_SECONDS
+        while monitor.unfinished and not monitor.is_explained and time.monotonic() < deadline:
+            self._process_events(monitor)
+        return self._find_lost_host(monitor) or monitor.find_cause(first)
+
     def _grow_if_possible(self, monitor: WorkerMonitor) -> None:
-        """Stops the gang for a larger one once hosts have come back."""
+        """Restarts the gang as a larger one once lost hosts are ready again."""
         size = len(monitor.plan.cluster["worker"])
         possible = compute_gang_size(self.config, self.host_pool.ready)
         if not monitor.is_growing and monitor.has_stepped and possible > size:
             monitor.is_growing = True
             reason = f"the hosts can take {possible} workers instead of {size}"
-            self._save_and_leave(monitor, "grow", reason)
+            self._save_and_restart(monitor, "grow", reason)
 
-    def _save_and_leave(self, monitor: WorkerMonitor, phase: str, reason: str) -> None:
-        """Sends the chief SIGTERM: the gang saves its state and ends, and a new one continues."""
+    def _save_and_restart(self, monitor: WorkerMonitor, phase: str, reason: str) -> None:
+        """Sends the chief SIGTERM: the gang saves its state and exits, and a new one continues."""
         self._report_event(phase, f"{reason}. The gang saves its state and starts again")
         chief = monitor.plan.chief
         command = Command(action="signal", name=chief.name, signal=signal.SIGTERM)
         self.host_pool.send(chief.host, command)
 
     def _save_and_stop(self, monitor: WorkerMonitor) -> TrainyardError:
+        """Sends all processes SIGTERM and waits while the gang saves its state."""
         self._report_event("stopping", "the job received SIGTERM. The gang saves its state")
         self.host_pool.send_all(Command(action="signal", signal=signal.SIGTERM))
         deadline = time.monotonic() + _SAVE_SECONDS
@@ -645,19 +334,12 @@ class Gang:
             self._process_events(monitor)
         return MachineError("stopped by SIGTERM")
 
-    def _find_lost_host(self, monitor: WorkerMonitor) -> TrainyardError | None:
-        hosts = (self.host_pool.hosts[worker.host] for worker in monitor.plan.workers)
-        return next((MachineError(host.problem) for host in hosts if not host.is_ready), None)
-
-    def _wait_for_cause(self, monitor: WorkerMonitor, first: TrainyardError) -> TrainyardError:
-        """Returns the first failure, unless a worker that ends a moment later reports its cause.
-
-        A peer's exit is only an echo of the failure.
-        """
-        deadline = time.monotonic() + _PEER_REPORT_SECONDS
-        while monitor.unfinished and not monitor.is_explained and time.monotonic() < deadline:
-            self._process_events(monitor)
-        return self._find_lost_host(monitor) or monitor.find_cause(first)
+    def _end(self, monitor: WorkerMonitor) -> None:
+        """Kills what is left of the incarnation, and records how far it got."""
+        self._kill(monitor)
+        self._log_progress(monitor)
+        self._start_step = monitor.start_step
+        self._has_left_to_grow = monitor.is_growing and monitor.has_saved
 
     def _kill(self, monitor: WorkerMonitor) -> None:
         """Kills the rest of the gang and waits until it is gone.
@@ -674,8 +356,24 @@ class Gang:
                 for host in hosts:
                     self.host_pool.disconnect(host, problem)
 
+    def _prepare_restart(self, failure: TrainyardError) -> None:
+        """Waits, or changes the config, so that the next incarnation can succeed.
+
+        Raises the failure if it can't, and MachineError once the restarts are used up. A gang that
+        stopped to grow restarts at once.
+        """
+        self._failed_at = time.monotonic()
+        self.stop.check()
+        self.check_lease()
+        if not failure.exit_code.is_retried:
+            raise failure
+        if isinstance(failure, OutOfMemory):
+            self._divide_batch(failure)
+        elif not self._has_left_to_grow:
+            self._wait_before_restart(failure)
+
     def _divide_batch(self, failure: OutOfMemory) -> None:
-        """Has the next gang compute the same batch in twice as many parts.
+        """Doubles `micro_batches` for the next incarnation.
 
         Raises ConfigError if the config does not allow that.
         """
@@ -690,28 +388,27 @@ class Gang:
                 "Lower train.global_batch_size, make images or model smaller, or set "
                 "train.precision to bfloat16",
             ) from None
-        self.restarts += 1
-        message = f"{failure}. Restart {self.restarts}, with train.micro_batches: {parts}"
-        _log.warning(message)
-        self._report_event("restart", message)
+        self._report_restart(failure, f", with train.micro_batches: {parts}")
 
     def _wait_before_restart(self, failure: TrainyardError) -> None:
         wait_seconds = self._restart_policy.record_failure(self._start_step)
         if wait_seconds is None:
             raise MachineError(
                 f"{failure}\nThe gang was restarted {self.restarts} times. "
-                f"train.max_restarts is {self.config.max_restarts}, counted from the last "
-                "checkpoint that a restart has passed"
+                f"train.max_restarts is {self.config.max_restarts}, the limit of consecutive "
+                "failures without a new checkpoint"
             )
-        self.restarts += 1
-        delay = f" in {wait_seconds:.0f} s" if wait_seconds else ""
-        message = f"{failure}. Restart {self.restarts}{delay}"
-        _log.warning(message)
-        self._report_event("restart", message)
+        self._report_restart(failure, f" in {wait_seconds:.0f} s" if wait_seconds else "")
         until = time.monotonic() + wait_seconds
         while time.monotonic() < until:
             self.host_pool.poll()
             self.stop.check()
+
+    def _report_restart(self, failure: TrainyardError, details: str) -> None:
+        self.restarts += 1
+        message = f"{failure}. Restart {self.restarts}{details}"
+        _log.warning(message)
+        self._report_event("restart", message)
 
     def _report_event(self, phase: str, message: str, **metrics: float) -> None:
         self._log.write_message(message)

@@ -1,10 +1,10 @@
 """All hosts of a training and the pipes to their agents: which are ready, lost or reconnected.
 
-A command carries each pipe: the agent itself on this machine, or ssh, srun or Kubernetes's API with
-the agent at the far end. `poll` does everything, a little at a time, and waits only briefly. What
-may take longer, such as a request to a cluster's API or to a store, is a call in a thread: an agent
-that hears nothing ends its processes. A lost host is tried again for as long as the pool exists.
-`gang.py` decides about gangs.
+Each pipe is the standard input and output of a command: of the agent itself on this machine, or of
+ssh, srun or a client of Kubernetes's API that starts the agent on its host. `poll` does a little of
+all work and waits only briefly. Slower work, such as a request to a cluster's API or to a store,
+runs in a thread, because an agent that hears nothing ends its processes. A lost host is tried again
+as long as the pool exists. `gang.py`, which uses the pool, decides about gangs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _Result = TypeVar("_Result")
 
 
 class AgentConnection:
-    """The launcher's end of one pipe, which the command `argv` carries.
+    """The launcher's end of the pipe to one agent, through the command `argv`.
 
-    A host that comes back gets a new one. `log` has the output of the command, the agent and the
-    fork server. Only the methods that wait for the end of the command block.
+    A host that returns gets a new connection. `log` receives the error output of the command, the
+    agent and the fork server. Only `describe_end` and `end` block: they wait for the command.
     """
 
     def __init__(self, argv: Sequence[str], spec: AgentSpec, log: Path):
@@ -93,7 +93,7 @@ class AgentConnection:
         return list(filter(None, map(Event.parse, lines)))
 
     def describe_end(self) -> str:
-        """The exit code of the command, which ends just after its pipe, and its last lines."""
+        """Describes the command's exit code and last lines. It exits just after its pipe closes."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.5)
@@ -108,9 +108,9 @@ class AgentConnection:
         self._stdin.close()
 
     def end(self, wait_seconds: float = 0.0) -> None:
-        """Closes the input, waits for the far end to follow, and kills the command if it does not.
+        """Closes the input, waits for the command to exit, and kills it after `wait_seconds`.
 
-        The far end may hang or be out of reach.
+        Its agent may hang or be out of reach.
         """
         self.close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -132,11 +132,11 @@ class ConnectedHost:
     log: Path
     connection: AgentConnection | None = None
     command: concurrent.futures.Future[list[str]] | None = None
-    """That of the next connection, while it is being made."""
+    """The command of the next connection, while a thread builds it."""
     report: HostReport | None = None
     is_ready: bool = False
     is_leaving: bool = False
-    """Whether it was asked to end, so that no new gang may be there."""
+    """Whether its agent received SIGTERM, so that no new gang may use it."""
     last_heartbeat: float = 0.0
     """The time of the last heartbeat of its fork server."""
     problem: str = ""
@@ -146,6 +146,11 @@ class ConnectedHost:
     tries: int = 0
 
     @property
+    def can_fork(self) -> bool:
+        """Returns whether a new gang may use it."""
+        return self.is_ready and not self.is_leaving
+
+    @property
     def is_fenced(self) -> bool:
         return not self.is_ready and time.monotonic() < self.fenced_until
 
@@ -153,8 +158,9 @@ class ConnectedHost:
 class HostPool:
     """The hosts of a training.
 
-    `spec` is the specification of all agents, without a host. Its run is the folder of the attempt,
-    where the logs of the hosts are. A host that is not ready after `start_timeout_seconds` is lost.
+    `spec` has the start parameters of all agents, without the name of their host. `spec.run` is the
+    folder of the attempt, which gets the logs of the hosts. A host that is not ready after
+    `start_timeout_seconds` is lost.
     """
 
     def __init__(self, launcher: Launcher, spec: AgentSpec, start_timeout_seconds: float = 300.0):
@@ -166,7 +172,7 @@ class HostPool:
         self.hosts: dict[str, ConnectedHost] = {}
 
     def allocate(self, check: Callable[[], None]) -> None:
-        """Gets hosts if there are none left. Raises the errors of `Launcher.allocate`."""
+        """Allocates hosts, unless it has intact ones. Raises the errors of `Launcher.allocate`."""
         if self.hosts and self._are_intact():
             return
         self.close()
@@ -179,8 +185,8 @@ class HostPool:
     def ready(self) -> list[Host]:
         """The hosts that can fork now, with their reported cores and GPUs.
 
-        In a network namespace of its own, a host has no other address than loopback. A gang that
-        may have one is on one host.
+        A network namespace has only the loopback address. A gang that may get one is on a single
+        host.
         """
         address = {} if self._spec.isolation == "never" else {"address": "127.0.0.1"}
         return [
@@ -190,7 +196,7 @@ class HostPool:
                 | address
             )
             for host in self.hosts.values()
-            if host.is_ready and not host.is_leaving and host.report
+            if host.can_fork and host.report
         ]
 
     def describe_problems(self) -> str:
@@ -215,16 +221,16 @@ class HostPool:
         return events
 
     def _are_intact(self) -> bool:
-        """Returns whether the hosts may be there. A cluster that does not answer may have them."""
+        """Returns False if the hosts are gone. A cluster that does not answer may have them."""
         try:
             return self.wait_for(self._launcher.is_intact)
         except MachineError:
             return True
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
-        """Returns the result of a call that may block. Meanwhile the hosts are polled.
+        """Returns the result of a call that may block, and polls the hosts meanwhile.
 
-        No process of the gang is awaited then, so their events are dropped.
+        Events of processes are dropped, because nothing waits for a process then.
         """
         running = self._calls.submit(call)
         while not running.done():
@@ -234,7 +240,7 @@ class HostPool:
     def _connect_hosts(self) -> None:
         """Starts agents on lost hosts, once their commands are known.
 
-        A command may take requests to a cluster's API. Their failure is a problem of its host.
+        A command may need requests to a cluster's API. If they fail, only its host has a problem.
         """
         lost = [host for host in self.hosts.values() if host.connection is None]
         for host in lost:
@@ -271,7 +277,7 @@ class HostPool:
     def ask(
         self, commands: Mapping[str, Command], reply: str, timeout_seconds: float
     ) -> dict[str, Event]:
-        """Sends a command to each of some hosts, and returns the reply of each.
+        """Sends these hosts their commands, and returns their replies.
 
         Raises MachineError if a host is lost, or has not replied in time.
         """
@@ -293,7 +299,7 @@ class HostPool:
         return replies
 
     def disconnect(self, name: str, problem: str, is_permanent_failure: bool = False) -> None:
-        """Ends everything on a host that is lost or cannot be trusted. It is tried again."""
+        """Ends everything on a host that is lost or unfit. The pool tries it again later."""
         host = self.hosts[name]
         if host.connection is None:
             return
@@ -349,7 +355,8 @@ class HostPool:
         """Returns why a host counts as lost, or an empty string."""
         now, limit_seconds = time.monotonic(), self._spec.silence_timeout_seconds
         silent_seconds = now - connection.last_received
-        # A host that cannot be heard may have a fork server that sends its heartbeat.
+        # While a host is silent, its fork server's heartbeat is unknown, so its age ends at the
+        # last message.
         heartbeat_age = connection.last_received - host.last_heartbeat
         if not connection.is_open:
             return "it was asked to end" if host.is_leaving else connection.describe_end()
@@ -357,7 +364,7 @@ class HostPool:
         if host.report and silent_seconds > limit_seconds:
             return f"it has been silent for {silent_seconds:.0f} s ({option})"
         if host.is_ready and heartbeat_age > limit_seconds:
-            return f"its fork server has sent no heartbeat for {heartbeat_age:.0f} s ({option})"
+            return f"its fork server has not been seen running for {heartbeat_age:.0f} s ({option})"
         limit_seconds = self._start_timeout_seconds
         if not host.is_ready and now - connection.started_at > limit_seconds:
             return f"it was not ready within {limit_seconds:.0f} s (train.start_timeout_seconds)"
@@ -374,13 +381,13 @@ def describe_incompatibility(local: HostReport, other: HostReport) -> str:
     if abs(skew_seconds := other.time - time.time()) > _MAX_SKEW_SECONDS:
         return (
             f"its clock differs from this host's by {skew_seconds:.0f} s, so a bucket "
-            "would refuse its requests. Set its clock, as with chrony"
+            "would refuse its requests. Synchronize its clock, for example with chrony"
         )
     if other.code != local.code:
         return (
             f"its copy of this project (digest {other.code}) differs from this host's "
-            f"({local.code}) when the job started. Update its copy, or clear the task if the code "
-            "has changed since"
+            f"({local.code}) at the start of the job. Update its copy. If the code has changed "
+            "since then, clear the task"
         )
     if other.problems:
         return "; ".join(other.problems)

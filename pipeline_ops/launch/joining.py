@@ -1,18 +1,19 @@
-"""Workers that a cluster manager starts, with TF_CONFIG: how they join the gang of a train job.
+"""Lets workers that a cluster manager starts, with TF_CONFIG, join the gang of a train job.
 
     python -m pipeline_ops.launch.joining FOLDER
 
-The manager starts this on each machine. It tells the train job in FOLDER, of a file system that all
-share, that it is there. Then it runs the agent of its machine, as any launcher does, whose input
-and output are files in FOLDER:
+The manager starts this process on each machine. It announces itself to the train job in FOLDER, on
+a file system that all machines share. Then it runs the agent of its machine, whose input and output
+are files in FOLDER:
 
-    worker-0.json          the addresses of TF_CONFIG, written again every second
-    worker-0.session       the name of the present connection, and the train job's attempt
-    worker-0.NAME.in, .out  what goes to the agent, and comes from it
+    worker-0.json           the addresses of TF_CONFIG, written again every second
+    worker-0.session        the name of the current connection, and the train job's attempt
+    worker-0.NAME.in, .out  the input and the output of the agent
 
-It ends with the train job, and with its exit code. If the job is to be tried again, it waits for
-the next try. The train job's side of a connection is the same module with two more arguments. No
-secret goes through the files: the manager gives each machine its own environment.
+It exits after the train job, with the same exit code. If the job is retried, it waits for the next
+try. The train job's side of a connection is the same module with two more arguments, started by
+`TfConfigLauncher`. No secret goes through the files: the manager gives each machine its own
+environment.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pipeline_ops.storage.open_store import open_root
 
 MODULE = "pipeline_ops.launch.joining"
 PROBLEM = "problem.json"
-"""The file of a process that can't join."""
+"""The file with the reason why a process can't join."""
 _POLL_SECONDS, _TELL_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0
 _CHUNK_BYTES = 1 << 16
 _ADDRESS = re.compile(r"[^\s:/]+:[0-9]{1,5}")
@@ -52,7 +53,7 @@ class Joined(Message):
 
     host: str
     addresses: list[str] = []
-    """Those of all workers, `host:port`, in order."""
+    """The addresses of all workers, `host:port`, in order."""
     problem: str = ""
 
 
@@ -87,8 +88,8 @@ def read_tf_config(text: str | None) -> ClusterPlace:
     if roles:
         raise ConfigError(
             f"TF_CONFIG has the role {', '.join(sorted(roles))}, and a gang that joins has workers "
-            "and at most one chief. Leave these replicas out of the manager's job: the task "
-            f"evaluate evaluates, and parameter servers need another launcher. TF_CONFIG is {text}"
+            "and at most one chief. Leave these replicas out of the manager's job: the evaluate "
+            f"task evaluates, and parameter servers need another launcher. TF_CONFIG is {text}"
         )
     index = number + len(cluster.get("chief", [])) * (role == "worker")
     if not is_valid or len({*addresses}) < len(addresses) or number < 0:
@@ -104,7 +105,7 @@ def read_tf_config(text: str | None) -> ClusterPlace:
 
 
 def join(folder: Path) -> ExitCode:
-    """Serves the train jobs of a folder until one of them ends for good. Returns its exit code."""
+    """Serves the tries of a train job until one is not retried. Returns its exit code."""
     host, root = platform.node(), folder.parent.parent
     if not root.is_dir():
         raise ConfigError(f"there is no storage root {root} on {host}. Mount it at this path.")
@@ -124,7 +125,7 @@ def join(folder: Path) -> ExitCode:
         if time.monotonic() - told > _TELL_SECONDS and not leaving:
             told = time.monotonic()
             write_atomically(folder / f"worker-{place.worker}.json", joined)
-        if leaving and (agent is None or agent.is_left()):
+        if leaving and (agent is None or agent.leave()):
             return ExitCode.CANCELLED
         if session != (new := _read(session_file).decode()):
             if agent:
@@ -133,7 +134,7 @@ def join(folder: Path) -> ExitCode:
             if session:
                 name, _, run = session.partition(" ")
                 agent = _JoinedAgent.start(folder / f"worker-{place.worker}.{name}", run)
-                if agent is None:  # it was that of a process that is gone
+                if agent is None:  # the connection of a process that is gone
                     session_file.unlink(missing_ok=True)
         if agent:
             agent.carry()
@@ -150,7 +151,7 @@ class _JoinedAgent:
 
     @classmethod
     def start(cls, files: Path, run: str) -> _JoinedAgent | None:
-        """Starts it, unless another process has served the connection already."""
+        """Starts it. Returns None if another process has already served the connection."""
         with contextlib.suppress(FileExistsError), open(_get_streams(files)[1], "xb"):
             return cls(files, run)
         return None
@@ -166,7 +167,7 @@ class _JoinedAgent:
         os.set_blocking(self._stdout.fileno(), False)
 
     def carry(self) -> None:
-        """Carries what there is, in both directions."""
+        """Copies the data that has arrived, in both directions."""
         data = _read(self._sent, self._offset)
         self._offset += len(data)
         with contextlib.suppress(BrokenPipeError):  # the agent has refused or left
@@ -175,8 +176,8 @@ class _JoinedAgent:
             while data := os.read(self._stdout.fileno(), _CHUNK_BYTES):
                 _append(self._received, data)
 
-    def is_left(self) -> bool:
-        """Asks the agent to leave, once. Its processes save their state. Returns whether it has."""
+    def leave(self) -> bool:
+        """Sends SIGTERM once, so that processes save their state. Returns whether it has exited."""
         if not self._was_asked:
             self._process.terminate()
             self._was_asked = True
@@ -192,9 +193,9 @@ class _JoinedAgent:
 
 
 def connect(folder: Path, index: int, run: str) -> None:
-    """Carries standard input and output to the agent of a worker.
+    """Connects standard input and output to the agent of a worker.
 
-    Ends with the input, or if the worker's process is replaced by another one.
+    Returns at the end of the input, or when another process replaces the worker's.
     """
     name = secrets.token_hex(4)
     session, files = folder / f"worker-{index}.session", folder / f"worker-{index}.{name}"
@@ -227,7 +228,7 @@ def _append(file: Path, data: bytes) -> None:
 
 
 def _read(file: Path, offset: int = 0) -> bytes:
-    """Returns what a file has after an offset, at most a chunk, and nothing of a missing one."""
+    """Reads at most a chunk after an offset. A missing file counts as empty."""
     with contextlib.suppress(FileNotFoundError), open(file, "rb") as stream:
         stream.seek(offset)
         return stream.read(_CHUNK_BYTES)

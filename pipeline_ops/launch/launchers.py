@@ -1,8 +1,8 @@
-"""Launchers: get hosts, name the command that carries a pipe to an agent, release the hosts.
+"""Launchers: each allocates hosts, builds the commands that connect to agents, releases the hosts.
 
 They differ in nothing else: the messages through the pipes and the monitoring are the same. The
-specification of an agent contains secrets. It follows through the pipe, because other users of a
-host see command lines.
+start parameters of an agent contain secrets, so they go through the pipe: other users of a host see
+command lines. `host_pool.py` uses a launcher.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _HOLDER_MODULE = "pipeline_ops.launch.allocation_holder"
 _POLL_SECONDS = 0.5
 _KEEP_NODES_SECONDS = 60
-"""A Slurm job without agents ends after that long."""
+"""A Slurm job without agents ends after this time."""
 _KEEP_PODS_SECONDS = 300
 _KINDS: Mapping[str, Kind] = {
     "Job": "jobs",
@@ -69,9 +69,9 @@ class Launcher(Protocol):
         """
 
     def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
-        """The command that carries a pipe to the agent of a host. Called in a thread.
+        """Returns the command that carries a pipe to the agent of a host. Called in a thread.
 
-        Raises MachineError if it can't be known now, and ConfigError if it never will be.
+        Raises MachineError if a retry may find it, and ConfigError if no retry can.
         """
 
     def is_intact(self) -> bool:
@@ -106,7 +106,7 @@ class SshLauncher(Launcher):
     """Hosts over ssh: one ssh process per host carries the pipe to its agent while the gang lives.
 
     When this end dies, sshd closes the agent's input, which ends the gang there. When the network
-    is cut, both ends notice by silence.
+    is cut, both ends notice the silence.
     """
 
     def __init__(self, hosts: SshHosts):
@@ -129,11 +129,11 @@ class SshLauncher(Launcher):
 
 
 class SlurmLauncher(Launcher):
-    """Nodes that Slurm allocates: one batch job holds them, and one step per node has its agent.
+    """Nodes that Slurm allocates: one batch job holds them, and one step per node runs its agent.
 
     We build the cluster ourselves, from the node list in Slurm's own order: TensorFlow's resolver
-    sorts names as text, so that n10 comes before n2. The end of a process is reported by its agent
-    and never by srun, which reports the end of the peers as its own.
+    sorts names as text, so that n10 comes before n2. Agents report the exits of processes, and srun
+    does not, because it reports the exit of a peer as its own.
 
     The output of the batch job goes to the folder of the attempt if the nodes see it.
     """
@@ -214,12 +214,12 @@ class SlurmLauncher(Launcher):
 
 
 def count_nodes(hosts: SlurmHosts) -> str:
-    """The number of nodes for sbatch, or the least and the largest number."""
+    """The number of nodes for sbatch, or its range as `MIN-MAX`."""
     return f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
 
 
 def build_batch_script(hosts: SlurmHosts, run: Path) -> str:
-    """The script of the batch job. All is quoted for the shell: a path may have any character."""
+    """The script of the batch job. All words are quoted: a path may have any character."""
     holder = build_python_command(hosts, _HOLDER_MODULE, str(run), str(_KEEP_NODES_SECONDS))
     return f"#!/bin/sh\nexec {shlex.join(holder)}\n"
 
@@ -237,8 +237,8 @@ class KubernetesLauncher(Launcher):
     `allocation_holder.py` holds the pods and does nothing else. Agents are started in them, as on
     any other host.
 
-    All objects have `name`, with the number of the allocation. It must be unique among live jobs.
-    `run` identifies the agents. The cluster ends the pods after `deadline_seconds` in any case.
+    All objects are named `name` with the number of the allocation. `name` must be unique among live
+    jobs. `run` identifies the agents. The cluster ends the pods after `deadline_seconds` at most.
     """
 
     def __init__(self, hosts: KubernetesHosts, name: str, run: str, deadline_seconds: int):
@@ -257,7 +257,7 @@ class KubernetesLauncher(Launcher):
             manifest, *others = build_manifests(hosts, name, self._run, self._deadline_seconds)
             job = client.create("jobs", manifest) or client.read("jobs", name)
             if job is None:
-                raise MachineError(f"the Job {name} was deleted while it was made")
+                raise MachineError(f"the Job {name} was deleted during its creation")
             for other in others:
                 client.create(_KINDS[other["kind"]], set_owner(other, job))
             self._wait_for_pods(check)
@@ -284,9 +284,9 @@ class KubernetesLauncher(Launcher):
         return build_exec_command(self._hosts.namespace, self._hosts.context, name, command)
 
     def is_intact(self) -> bool:
-        """Returns whether the Job still replaces each of its pods that is lost.
+        """Returns whether the Job still replaces lost pods.
 
-        It does not once a pod has succeeded, as a pod does after a long time without an agent.
+        It does not after the success of a pod, which follows a long time without an agent.
         """
         job = self._client.read("jobs", self._name) if self._name else None
         return job is not None and may_replace_pods(job)
@@ -303,14 +303,14 @@ class KubernetesLauncher(Launcher):
         if not wait_until(self._are_all_running, check, timeout_seconds):
             pods, wanted = self._client.list_pods(self._name), self._hosts.pods
             states = {to_pod_state(pod, self._client.server_time).message for pod in pods}
-            cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has made none"
+            cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has created none"
             raise MachineError(
                 f"{sum(map(is_running, pods))} of {wanted} pods of the Job {self._name} run after "
                 f"{timeout_seconds} s (queue_timeout_seconds in the hosts file). {cause}"
             )
 
     def _are_all_running(self) -> bool:
-        """Returns whether all pods run. Raises ConfigError if one of them never will."""
+        """Returns whether all pods run. Raises ConfigError if one of them can never run."""
         pods = self._client.list_pods(self._name)
         for pod in pods:
             state = to_pod_state(pod, self._client.server_time)
@@ -320,16 +320,16 @@ class KubernetesLauncher(Launcher):
 
 
 class TfConfigLauncher(Launcher):
-    """Machines on which a cluster manager has started `joining.py`. They are the manager's.
+    """Machines on which a cluster manager has started `joining.py`. The manager keeps them.
 
-    Addresses and ports are those of TF_CONFIG. Only one gang of a pipeline is there at a time.
+    TF_CONFIG gives their addresses and ports. One gang of a pipeline uses them at a time.
     """
 
     def __init__(self, hosts: TfConfigHosts, job: Job):
         if job.stored_attempt:
             raise ConfigError(
-                f"hosts with launcher: tf_config need a storage root that is a folder which all of "
-                f"them share, got {job.request.root}. Use launcher kubernetes, slurm or ssh."
+                "hosts with launcher: tf_config need a storage root that is a folder of a shared "
+                f"file system, got {job.request.root}. Use launcher kubernetes, slurm or ssh."
             )
         self._hosts, self._run = hosts, str(job.attempt.folder)
         self._folder = Path(job.request.root) / "joining" / job.request.pipeline
@@ -342,7 +342,7 @@ class TfConfigLauncher(Launcher):
         message = f"waits for {wanted} workers: start `{command}` on each machine, with TF_CONFIG"
         self._report("wait", message=message)
         if not wait_until(self._try_lock, check, timeout_seconds):
-            raise MachineError(f"another training still has the workers of {self._folder}")
+            raise MachineError(f"another training still uses the workers of {self._folder}")
         for stale in self._folder.glob("*.*"):
             stale.unlink(missing_ok=True)
         if not wait_until(lambda: len(self._list_joined()) >= wanted, check, timeout_seconds):
@@ -376,7 +376,7 @@ class TfConfigLauncher(Launcher):
         return True
 
     def _list_joined(self) -> list[joining.Joined]:
-        """Returns the workers that are there. Raises ConfigError if their TF_CONFIG is wrong."""
+        """Returns the workers that have joined. Raises ConfigError if their TF_CONFIG is wrong."""
         files = sorted(self._folder.glob("*.json"))
         found = [read_json_as(joining.Joined, open_path(file)) for file in files]
         joined = [each for each in found if each]
@@ -392,8 +392,9 @@ class TfConfigLauncher(Launcher):
                 )
             if each.addresses != joined[0].addresses:
                 raise ConfigError(
-                    f"{where}its TF_CONFIG has the workers {', '.join(each.addresses)}, and that "
-                    f"of {joined[0].host} {', '.join(joined[0].addresses)}. All need the same."
+                    f"{where}its TF_CONFIG has the workers {', '.join(each.addresses)}, but "
+                    f"{joined[0].host} has {', '.join(joined[0].addresses)}. Give all of them the "
+                    "same cluster."
                 )
         return joined
 
@@ -445,4 +446,4 @@ def log_failed_release(hosts: str, idle_seconds: int) -> Iterator[None]:
     try:
         yield
     except TrainyardError as error:
-        _log.warning("%s not released. It ends in %d s: %s", hosts, idle_seconds, error)
+        _log.warning("%s not released, and will end in %d s: %s", hosts, idle_seconds, error)

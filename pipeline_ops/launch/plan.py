@@ -1,7 +1,7 @@
 """The launch plan: the host, role, address and number of cores of each process. Pure and printable.
 
-Only a host itself knows its free ports, so a plan is built without them (`build_launch_plan`), and
-completed with those that the hosts have found (`LaunchPlan.with_ports`).
+Only a host itself knows its free ports, so a plan is built without ports (`build_launch_plan`), and
+completed with the ports that the hosts report (`LaunchPlan.with_ports`). `gang.py` carries it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline_ops.jobs.gang_protocol import Fork, Role, StoredWork, WorkerSpec, 
 
 
 class Host(BaseModel):
-    """A host as the plan sees it: its address for the others, and how many workers it can take."""
+    """A host in a plan: its address for the other hosts, and its capacity."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,7 +33,7 @@ class Host(BaseModel):
     gpus: tuple[str, ...] = ()
     """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them."""
     ports: tuple[int, int] | None = None
-    """The first and the last port that it may use. None is those of the hosts file."""
+    """The first and the last port that it may use. None: the range of the hosts file."""
     local_attempt: str = ""
     """Its folder of the attempt, if it shares only a bucket with the launcher."""
     local_work: str = ""
@@ -85,7 +85,7 @@ class LaunchPlan(BaseModel):
         return self.model_copy(update={"workers": workers})
 
     def fork(self, worker: WorkerSpec) -> Fork:
-        """The message to the fork server."""
+        """Builds the message that makes the fork server start a worker."""
         attempt = Attempt(Path(worker.progress).parent)
         return Fork(
             name=worker.name,
@@ -109,7 +109,7 @@ class LaunchPlan(BaseModel):
 
 
 def compute_gang_size(config: Train, hosts: Sequence[Host]) -> int:
-    """Returns how many workers the gang can have on these hosts now, 0 if that is too few."""
+    """Returns the largest number of workers on these hosts, or 0 if the config needs more."""
     size = min(config.effective_max_workers, sum(host.workers for host in hosts))
     return size if size >= config.effective_min_workers else 0
 
@@ -128,7 +128,7 @@ def build_launch_plan(
     `stored` is the folder of checkpoints in a bucket.
     """
     if stored and any(host.local_attempt for host in hosts):
-        stored = stored.model_copy(update={"is_exchanged": True})
+        stored = stored.model_copy(update={"is_shared": True})
     workers = _spread_workers(hosts, compute_gang_size(config, hosts))
     gang: dict[Role, list[Host]] = {"worker": workers}
     if config.strategy == "parameter_server":
@@ -165,9 +165,9 @@ def build_launch_plan(
 
 
 def _spread_workers(hosts: Sequence[Host], num_workers: int) -> list[Host]:
-    """The host of each worker, in the order of the hosts.
+    """Returns the host of each worker, in the order of the hosts, so the first one has worker 0.
 
-    The spread is as even as the hosts' capacities allow. So the first host has worker 0.
+    The spread is as even as the capacities of the hosts allow.
     """
     places = [(turn, index) for index, host in enumerate(hosts) for turn in range(host.workers)]
     chosen = sorted(index for _, index in sorted(places)[:num_workers])
@@ -175,10 +175,10 @@ def _spread_workers(hosts: Sequence[Host], num_workers: int) -> list[Host]:
 
 
 def _share_devices(config: Train, workers: Sequence[Host]) -> list[str]:
-    """The devices of each worker. Those of one host get one part after another.
+    """Returns CUDA_VISIBLE_DEVICES of each worker. The workers of a host get its devices in order.
 
-    All workers have GPUs or none has. With `auto` all have as many as the host with the fewest for
-    each. Raises ConfigError if a host has too few.
+    All workers have GPUs or none has. With `auto`, the host with the fewest devices for each worker
+    sets the number for all. Raises ConfigError if a host has too few.
     """
     sharers = Counter(host.name for host in workers)
     numbers = [len(host.gpus) // sharers[host.name] for host in workers]

@@ -1,18 +1,18 @@
-"""The way from the network namespace of a gang to its store: an HTTP proxy that knows no other.
+"""An HTTP proxy from the network namespace of a gang to its store, and to nothing else.
 
     python -m pipeline_ops.launch.store_proxy RUN
 
 The agent starts it before it enters the namespace, so the proxy stays outside. Then the agent sends
 it a socket that listens on the loopback interface of the namespace, which only the gang reaches.
-The proxy accepts connections there and makes its own ones outside. So it needs no address that
-anybody else could connect to.
+The proxy accepts connections there and opens its own connections outside. So it needs no address
+that anybody else could connect to.
 
-`https` is tunneled (CONNECT), so the proxy sees neither keys nor data. A request by `http` is sent
-on in the form that servers without a proxy get, since some of them know no other. Where the
-environment names a proxy itself (HTTPS_PROXY, ...), the requests go through that one.
+`https` is tunneled (CONNECT), so the proxy sees neither keys nor data. It forwards an `http`
+request with the path in place of the URL, because some servers accept no other form. If the
+environment names a proxy (HTTPS_PROXY, ...), the requests go through that proxy.
 
-The proxy ends with the agent. It ignores SIGTERM, because workers that are asked to end then save
-their state in the store.
+The proxy exits with the agent. It ignores SIGTERM, because workers save their state in the store
+after SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _MODULE = "pipeline_ops.launch.store_proxy"
 _BLOCK_BYTES = 1 << 18
 _MESSAGE_BYTES = 1 << 16
 _CONNECT_SECONDS = 5.0
-"""As in the clients of the store, which repeat the request."""
+"""As in the clients of the store, which retry the request."""
 _REQUEST_SECONDS = 300.0
 """The limit of a request in the clients of the store."""
 _PORTS = {"http": 80, "https": 443}
 
 
 class StoreProxy:
-    """The proxy as the agent sees it. It is readable, for `select`, once the proxy has ended."""
+    """The agent's handle of the proxy. `select` finds it readable once the proxy has exited."""
 
     def __init__(self, run: str):
-        """Starts the process, in the namespace in which this process is now."""
+        """Starts the process of the proxy in the current namespace."""
         self._pipe, its_end = socket.socketpair()
         with its_end:
             self._process = subprocess.Popen(
@@ -56,9 +56,9 @@ class StoreProxy:
             )
 
     def open(self, hosts: Sequence[str]) -> str:
-        """Returns the proxy's URL in the namespace in which this process is now.
+        """Returns the URL of the proxy in the current namespace.
 
-        `hosts` has the servers that it reaches, as `host:port`, each with its subdomains.
+        `hosts` are the allowed servers, as `host:port`. Their subdomains are allowed, too.
         """
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
             socket.send_fds(self._pipe, [json.dumps(hosts).encode()], [listening.fileno()])
@@ -104,8 +104,8 @@ async def _carry(
         request = _Request.parse(await reader.readuntil(b"\r\n\r\n"))
         if not request.is_for(hosts):
             name = f"{request.url.hostname}:{request.port}"
-            _report_once(f"A process of the gang asks for {name}, which is no host of its store.")
-            writer.write(_refuse("403 Forbidden", f"the gang reaches its store only, not {name}"))
+            _report_once(f"A process of the gang requested {name}, which is not its store.")
+            writer.write(_refuse("403 Forbidden", f"the gang may reach only its store, not {name}"))
             return
         try:
             server_reader, server_writer = await request.connect()
@@ -135,10 +135,10 @@ class _Request(NamedTuple):
     """The first request of a connection.
 
     Attributes:
-      url: of the server.
+      url: the URL of the server.
       hop: the URL of the proxy that the environment names for it, or of the server itself.
-      head: what is sent there.
-      is_answered_here: whether nothing is sent: the client waits for a connection to the server.
+      head: the bytes to send to the hop.
+      is_answered_here: whether this proxy opens the client's tunnel itself, and sends no head.
     """
 
     url: SplitResult
@@ -148,7 +148,7 @@ class _Request(NamedTuple):
 
     @classmethod
     def parse(cls, head: bytes) -> _Request:
-        """Raises ValueError for a request that is none to a proxy."""
+        """Parses the head of a request. Raises ValueError if it is not addressed to a proxy."""
         method, target, rest = head.decode("latin-1").split(" ", 2)
         is_tunnel = method == "CONNECT"
         url = urlsplit(f"https://{target}" if is_tunnel else target)
@@ -160,7 +160,7 @@ class _Request(NamedTuple):
         elif not is_tunnel:
             target = "/" + "".join(target.split("/", 3)[3:])
         if not is_tunnel:
-            # The next request is that of another connection, so only this one is changed.
+            # Only this request is changed, so the next one must come on another connection.
             fields = "Connection: close\r\n" + fields
         head = f"{method} {target} {version}\r\n{fields}".encode("latin-1")
         return cls(url, hop or url, head, is_tunnel and not hop)
@@ -170,7 +170,7 @@ class _Request(NamedTuple):
         return _get_port(self.url)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises OSError. TLS with a server is the client's, and only that with a proxy is ours."""
+        """Connects to the hop. A tunnel has the TLS of the client. Raises OSError."""
         has_tls = self.hop.scheme == "https" and not self.is_answered_here
         async with asyncio.timeout(_CONNECT_SECONDS):
             return await asyncio.open_connection(
@@ -182,7 +182,7 @@ class _Request(NamedTuple):
             )
 
     def is_for(self, hosts: Sequence[str]) -> bool:
-        """Returns whether the server, or a domain that it is in, is one of these hosts."""
+        """Returns whether the server or one of its parent domains is among these hosts."""
         return f".{self.url.hostname}:{self.port}".endswith(tuple(f".{host}" for host in hosts))
 
 
@@ -191,7 +191,7 @@ def _get_port(url: SplitResult) -> int:
 
 
 def _find_proxy(url: SplitResult) -> SplitResult | None:
-    """The proxy outside, which the environment names as for other programs."""
+    """Returns the proxy outside that the environment names for a URL, as for other programs."""
     proxies = getproxies()
     address = proxies.get(url.scheme) or proxies.get("all")
     if not address or proxy_bypass(url.netloc.rpartition("@")[2], proxies):
@@ -209,7 +209,7 @@ def _authorize(proxy: SplitResult) -> str:
 async def _copy(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: asyncio.Timeout
 ) -> None:
-    """Copies one direction to its end, after which the other one has the time of a request."""
+    """Copies one direction to its end. The other one then has `_REQUEST_SECONDS` left."""
     while data := await reader.read(_BLOCK_BYTES):
         writer.write(data)
         await writer.drain()
@@ -220,7 +220,7 @@ async def _copy(
 
 @functools.cache
 def _report_once(message: str) -> None:
-    """Writes to the log of the host. A client repeats its requests, and cannot show each cause."""
+    """Writes to the log of the host. A client retries its requests and may not show the cause."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -233,7 +233,7 @@ def _describe(error: OSError) -> str:
 
 
 def _refuse(status: str, message: str) -> bytes:
-    """An answer in the form of a store's, which its clients show."""
+    """Returns a response in the form of a store's errors, whose message its clients show."""
     body = f"<Error><Code>StoreProxy</Code><Message>{message}</Message></Error>"
     return (
         f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nConnection: close\r\n"

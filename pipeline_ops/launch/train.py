@@ -112,9 +112,9 @@ def train(job: Job) -> ExitCode:
 
 
 def fetch_results(plan: LaunchPlan, work: Path) -> None:
-    """Fetches the results of workers on other disks, which are in the bucket."""
+    """Fetches the results of workers on other disks from the bucket."""
     for worker in plan.workers:
-        if worker.stored and worker.stored.is_exchanged and not worker.is_server:
+        if worker.stored and worker.stored.is_shared and not worker.is_server:
             fetch_files(open_root(worker.stored.locate_results(worker.name)), work)
 
 
@@ -157,9 +157,10 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
 
 
 def check_own_model(job: Job, config: Train, dataset: DatasetFigures) -> None:
-    """Checks a model of the author's own, unless the first task of the run has done so.
+    """Checks the author's own model, unless the first task of the run has done so.
 
-    Without TensorFlow here, only that task can. Raises ConfigError if the model can't be trained.
+    A warning replaces the check if TensorFlow is missing here. Raises ConfigError if the model
+    can't be trained.
     """
     request = job.request
     if not is_user_function(config.model):
@@ -179,7 +180,7 @@ def check_own_model(job: Job, config: Train, dataset: DatasetFigures) -> None:
 
 
 def open_host_pool(job: Job, config: Train) -> HostPool:
-    """The hosts that the request names."""
+    """Opens the pool of the hosts that the request names."""
     hosts = parse_hosts(job.request.hosts or {"launcher": "local"})
     spec = AgentSpec(
         host="",
@@ -197,7 +198,7 @@ def open_host_pool(job: Job, config: Train) -> HostPool:
 
 
 def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
-    """The secret variables of the gang's processes, which inherit the rest on this host."""
+    """Returns the secret variables of the gang. Processes on this host inherit the others."""
     own = read_hosts_variable(os.environ)
     if job.stored_attempt is None or isinstance(hosts, LocalHosts):
         return own
@@ -206,7 +207,7 @@ def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
 
 
 def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
-    """A gang with servers of TensorFlow gets its own network namespace on a single host."""
+    """A gang on a single host gets its own network namespace, if it has TensorFlow's servers."""
     is_alone = config.effective_max_workers == 1 and config.strategy != "parameter_server"
     if is_alone or hosts.num_hosts > 1 or hosts.network == "trusted":
         return "never"
@@ -214,7 +215,7 @@ def choose_isolation(config: Train, hosts: Hosts) -> Isolation:
 
 
 def build_lock_name(job: Job) -> str:
-    """The name of the lock that keeps a second gang from training the same artifact.
+    """Returns the name of the lock that keeps a second gang from training the same artifact.
 
     The same training below another storage root has another lock.
     """
@@ -229,9 +230,9 @@ def export_candidate(
     stop: StopRequest,
     folder: Path,
 ) -> None:
-    """Makes a fork on a ready host write the trained weights as a SavedModel into a folder.
+    """Lets a fork on a ready host write the trained weights as a SavedModel into a folder.
 
-    If its host is lost, a fork on another host takes over, and another fork if it hangs.
+    Another fork takes over from one that hangs, and from one whose host is lost.
     """
     job.progress.report(_CANDIDATE, message="writing the SavedModel")
     code, spec = _run_candidate(job, config, host_pool, plan, stop, folder)
@@ -252,7 +253,7 @@ def export_candidate(
 
 
 class _CandidateClock:
-    """The time since a fork for the candidate has reported, or its host that it is not stopped."""
+    """The times since the last progress and the last heartbeat of the fork for the candidate."""
 
     def __init__(self, job: Job, config: Train):
         self._config = config
@@ -267,7 +268,7 @@ class _CandidateClock:
             self._last_running = time.monotonic()
 
     def find_hang(self) -> str | None:
-        """Returns which limit is exceeded, or None."""
+        """Describes the limit that is exceeded. Returns None if the fork does not hang."""
         now, config = time.monotonic(), self._config
         if self._reader.read_new():
             self._last_progress = now
@@ -291,7 +292,7 @@ def _run_candidate(
     stop: StopRequest,
     folder: Path,
 ) -> tuple[int, CandidateSpec]:
-    """Forks the process. Returns its exit code, and its specification.
+    """Forks the process. Returns its exit code and its specification.
 
     A fork that hangs is killed, and another one takes over, `train.max_restarts` times.
     """
@@ -336,7 +337,7 @@ def _run_candidate(
             host_pool.send(host.name, Command(action="fork", fork=fork))
     problems = host_pool.describe_problems()
     raise MachineError(
-        f"no host was there to write the {_CANDIDATE} for {config.start_timeout_seconds} s "
+        f"no host was ready to write the {_CANDIDATE} for {config.start_timeout_seconds} s "
         f"(train.start_timeout_seconds){f': {problems}' if problems else ''}"
     )
 
@@ -347,7 +348,7 @@ def _specify_candidate(
     attempt, work = host.get_attempt(job.attempt), str(host.get_work(job.work))
     progress = str(attempt.worker_progress(_CANDIDATE))
     stored = plan.chief.stored
-    if stored is None or not stored.is_exchanged:
+    if stored is None or not stored.is_shared:
         return CandidateSpec(
             request=str(attempt.request), work=work, folder=str(folder), progress=progress
         )
@@ -370,7 +371,7 @@ def summarize_training(
     gang: Gang,
     seconds: float,
 ) -> TrainingFigures:
-    """The figures of the job. Raises TrainyardError if the workers' final weights differ."""
+    """Returns the figures of the job. Raises TrainyardError if the final weights differ."""
     workers = len(plan.cluster["worker"])
     digests = [
         (job.work / format_worker_digest_name(worker)).read_text()
@@ -414,18 +415,18 @@ def summarize_training(
 
 
 def warn_of_validation(dataset: DatasetFigures) -> list[str]:
-    """Says that the validation split is too small to choose an epoch by."""
+    """Warns of a validation split that is too small to choose an epoch by."""
     return describe_small_splits({"validation": dataset.num_examples["validation"]})
 
 
 def warn_of_parts(asked: Train, taken: Train) -> list[str]:
-    """Says that a lack of memory has divided the batch."""
+    """Warns of a batch that was divided for lack of memory."""
     if taken.micro_batches == asked.micro_batches:
         return []
     return [
         f"A device had no memory for a step, so each replica computed its share of a batch in "
-        f"{taken.micro_batches} parts (train.micro_batches). Batch normalization takes the "
-        "statistics of a part"
+        f"{taken.micro_batches} parts (train.micro_batches). Batch normalization uses the "
+        "statistics of each part"
     ]
 
 

@@ -56,11 +56,11 @@ def build_model(
     folder: Path,
     for_training: bool,
 ) -> keras.Model:
-    """Returns the model of a config, with new weights. `folder` is that of its own modules.
+    """Returns the model of a config, with new weights. `folder` has the author's modules.
 
     For training, the model computes with the config's precision. Otherwise it computes in float32
-    and without dropout, as the served model does. Numbers that the function draws depend on
-    `config.seed`, so that every process draws the same.
+    and without dropout, as the served model does. Random numbers depend on `config.seed`, so every
+    process draws the same.
     """
     keras.utils.set_random_seed(config.seed)
     parameters, is_own = config.model_parameters, is_user_function(config.model)
@@ -106,8 +106,8 @@ def build_model(
 def _use_precision(config: Train, for_training: bool, is_import: bool = False) -> Iterator[None]:
     """Sets Keras's dtype policy for the block. Raises ConfigError if the author's code changes it.
 
-    A policy that modules set while they are imported may be that of `train.precision`. A policy
-    that the function sets may not, because the served model computes in float32.
+    A module may set the policy of `train.precision` while it is imported. The function may not,
+    because the served model computes in float32.
     """
     name, trained = f"train.model: {config.model}", _POLICIES[config.precision]
     policy = trained if for_training else _POLICIES["float32"]
@@ -149,15 +149,15 @@ def _explain_old_keras(model: Any) -> str:
     if "tf_keras" not in {each.__module__.partition(".")[0] for each in type(model).__mro__}:
         return ""
     return (
-        f", a model of Keras 2 (tf_keras), which Keras {keras.__version__} cannot train. Make it "
-        "of the layers of the package keras, and leave out TF_USE_LEGACY_KERAS"
+        f", a model of Keras 2 (tf_keras), which Keras {keras.__version__} cannot train. Build it "
+        "from layers of the package keras, and unset TF_USE_LEGACY_KERAS"
     )
 
 
 def list_own_parts(model: keras.Model) -> list[str]:
-    """Lists the parts of a step of `fit` that are the author's own, `compile` among them.
+    """Lists the author's own parts of a step of `fit`, `compile` among them.
 
-    Those of inner models are not called by `fit`, either.
+    Parts of inner models are left out, because `fit` does not call them either.
     """
     parts = [method for method in _STEP_METHODS if _has_own(model, method)]
     is_compiled = model.compiled is True  # an author may have a layer of this name
@@ -176,20 +176,21 @@ def _has_own(model: keras.Model, method: str) -> bool:
 
 
 def _refuse_parts_of_fit(model: keras.Model, name: str) -> None:
-    """Raises ConfigError for own parts of `fit` that nothing calls here."""
+    """Raises ConfigError for own methods of `fit` that are never called here."""
     for method in _METHODS_OF_FIT:
         if _has_own(model, method):
             raise ConfigError(
                 f"train.model: {name}: {type(model).__name__}.{method} would never be called, "
-                "because the training has a loop of its own, and answers are those of call. Use "
-                "train_step, test_step and call."
+                "because the training has its own loop, and inference uses call. Use train_step, "
+                "test_step and call."
             )
 
 
 def _leave_dropout_out(model: keras.Model) -> None:
     """Sets the dropout of all recurrent cells to 0.
 
-    They draw its masks in inference as well, with a state that a SavedModel lacks, and use none.
+    Even in inference, the cells draw dropout masks, which they do not use. That needs a state that
+    a SavedModel lacks.
     """
     for layer in list_layers(model):
         if hasattr(layer, "get_dropout_mask"):
@@ -197,10 +198,10 @@ def _leave_dropout_out(model: keras.Model) -> None:
 
 
 def _read_statistics_in_calls(model: keras.Model) -> None:
-    """Makes layers such as Normalization compute with their weights, whenever these are set.
+    """Makes layers such as Normalization compute with their current weights.
 
-    Their calls use constants that Keras's `finalize_state` makes of the weights, and only some ways
-    of setting weights call it.
+    They compute with constants that Keras's `finalize_state` derives from the weights. Only some
+    ways to set weights call it, so each call of the layer does.
     """
     for layer in list_layers(model):
         if layer.weights and hasattr(layer, "finalize_state"):
@@ -217,8 +218,8 @@ def make_head(
 ) -> Head:
     """Returns the head that interprets the outputs of the config's detector.
 
-    `most_boxes` is the largest number of boxes in an image of the data set. The head answers as
-    many, unless the config gives a number.
+    `most_boxes` is the largest number of boxes in an image of the data set. The head returns as
+    many detections, unless the config has a number.
     """
     module = importlib.import_module(f"{__name__}.{CATALOGUE[config.model].module}")
     parameters = dict(config.model_parameters)
@@ -246,12 +247,12 @@ def _synchronize_batch_normalization(config: Train, model: keras.Model) -> None:
 
 
 def load_object(path: str, key: str, folder: Path) -> Any:
-    """Returns the object behind a module path. `folder` is that of the author's modules."""
+    """Returns the object behind a module path. `folder` has the author's modules."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that nothing there hides an installed package
     remedy = (
         "Install its package for the job, add its folder to PYTHONPATH, or put it next to the "
-        f"config in {folder}. A module that is imported by a computed name belongs into "
+        f"config in {folder}. List a module that is imported by a computed name in "
         f"{key.partition('.')[0]}.files"
     )
     with require_named_files(folder, f"{key}: {path}"):

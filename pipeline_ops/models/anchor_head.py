@@ -2,9 +2,8 @@
 
 The loss has two parts: focal loss on the classes of all anchors, and smooth L1 or generalised IoU
 on the boxes of the anchors that stand for an object. Both are divided by the number of these
-anchors, which is the last of the sums, after all workers have counted theirs. Every shape except
-the number of boxes is fixed. With `max_boxes`, that number is fixed, too, and XLA compiles a step
-once.
+anchors in the global batch, the last of the sums. Every shape except the number of boxes is fixed.
+`max_boxes` fixes that number as well, so that XLA compiles a step only once.
 
 A box is (ymin, xmin, ymax, xmax) in pixels of the image that the network sees.
 
@@ -24,19 +23,16 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
-from pipeline_ops.models.detection import (
+from pipeline_ops.models.boxes import (
     SAME_OBJECT_IOU,
     Boxes,
-    Candidates,
-    Head,
     compute_areas,
-    compute_focal_losses,
     compute_intersections,
     compute_overlaps,
     compute_pairwise_ious,
-    require,
     select_best,
 )
+from pipeline_ops.models.detection import Candidates, Head, compute_focal_losses, require
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -44,7 +40,7 @@ LEVELS = range(3, 8)
 """The levels of the pyramid. Level l has a cell for every 2**l pixels."""
 
 _MIN_CROWD_FRACTION = 0.7
-"""The share of an anchor's area in a crowd from which on the anchor is ignored: Detectron's
+"""An anchor is ignored if at least this share of its area is in a crowd: Detectron's
 TRAIN.CROWD_FILTER_THRESH.
 """
 _MAX_LOG_SCALE = math.log(1000 / 16)
@@ -57,7 +53,7 @@ _MAX_CANDIDATES = 1000
 portable suppression compares all of them with all others.
 """
 _CANDIDATES_OF_DETECTION = 3
-"""At least so many are kept for each detection of an answer."""
+"""At least this many candidates are kept for each detection of an answer."""
 _NUM_PARALLEL_IMAGES = 2
 """The number of images that are matched at once. Each takes some 60 MB of memory at 640x640 pixels
 and 100 boxes.
@@ -158,7 +154,7 @@ class AnchorHead(Head):
 
     @functools.cached_property
     def anchors(self) -> np.ndarray:
-        """float32 [A, 4] in pixels."""
+        """The corners of the anchors in pixels, float32 [A, 4]."""
         return make_anchors(
             self.image_size, self.anchor_scale, self.scales_per_octave, self.aspect_ratios
         )
@@ -170,8 +166,8 @@ class AnchorHead(Head):
     def compute_sums(
         self, outputs: dict[str, tf.Tensor], labels: Boxes, class_weights: tf.Tensor | float = 1.0
     ) -> tf.Tensor:
-        """Returns float32 [4]: the sums of the loss, of the classes' part of it and of the IoU of
-        the boxes with their objects, and the number of anchors that stand for an object.
+        """Returns float32 [4]: the sums of the loss, of its classification part, and of the IoU of
+        boxes with their objects, and the number of anchors that stand for an object.
         """
         targets = self.build_targets(labels)
         is_class = tf.one_hot(targets.classes, self.num_classes, on_value=True, off_value=False)
@@ -199,7 +195,7 @@ class AnchorHead(Head):
     def build_targets(self, labels: Boxes) -> AnchorTargets:
         """Returns the targets of all anchors.
 
-        Matches a few images at a time, so that they can use the same memory one after another.
+        Matches a few images at a time, so that later ones reuse the memory.
         """
         # Each image gets a padding box, so that an image without boxes has one, too.
         one_more = [[0, 0], [0, 1]]

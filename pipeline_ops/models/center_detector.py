@@ -18,16 +18,14 @@ import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
 from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.models.boxes import Boxes, compute_overlaps, select_best
 from pipeline_ops.models.detection import (
-    Boxes,
     Candidates,
     Head,
     compute_focal_losses,
-    compute_overlaps,
     require,
     require_max_detections,
     require_multiple,
-    select_best,
 )
 
 STRIDE = 4
@@ -85,7 +83,7 @@ def make_head(
 
 
 def _build_features(x: KerasTensor, width: int) -> KerasTensor:
-    """Goes down to stride 16 and back up to stride 4, and adds the features of the way down."""
+    """Goes down to stride 16 and back up to stride 4, with skip connections."""
     x = build_conv_block(build_conv_block(x, width, strides=2), 2 * width, strides=2)
     quarter = build_conv_block(x, 2 * width)
     eighth = build_conv_block(build_conv_block(quarter, 3 * width, strides=2), 3 * width)
@@ -135,8 +133,8 @@ class CenterHead(Head):
     def compute_sums(
         self, outputs: dict[str, tf.Tensor], labels: Boxes, class_weights: tf.Tensor | float = 1.0
     ) -> tf.Tensor:
-        """Returns float32 [4]: the sums of the loss, of the heat map's part of it and of the boxes'
-        IoU, and the number of boxes.
+        """Returns float32 [4]: the sums of the loss, of its heat map part and of the boxes' IoU,
+        and the number of boxes.
         """
         targets = self.build_targets(labels)
         # The focal loss of CornerNet (Law and Deng 2018, equation 1, alpha 2, beta 4).
@@ -240,8 +238,9 @@ def _assign_cells(distances2: tf.Tensor, is_candidate: tf.Tensor, areas: tf.Tens
 
 
 def _reduce_max_by_class(heat: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """Reduces [B, N, G, H] to the largest value over the boxes of each class, [B, G, H, C]. Boxes
-    of class -1 do not count.
+    """Reduces [B, N, G, H] to the largest value over the boxes of each class, [B, G, H, C].
+
+    Boxes of class -1 do not count.
     """
     batch, _, rows, columns = tf.unstack(tf.shape(heat))
     segments = tf.where(classes < 0, -1, classes + num_classes * tf.range(batch)[:, None])

@@ -1,7 +1,7 @@
 """Image classification: one class for each image, and the outputs of a classifier.
 
-A classifier returns one logit for each class, as the loss and the served model take it. A user's
-model may also end in softmax.
+A classifier returns one logit for each class, for the loss and for the served model. A user's model
+may also end in softmax.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.augment import MixedLabels
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.task import BatchSums, count_false
+from pipeline_ops.precision_recall import compute_rates
 
 PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A user's own loss or metric: takes labels int64 [b] and what the model returns, float32 [b,
-classes], and returns float32 [b], a value for each example. Labels are [b, 1] for a single output.
+"""A user's own loss or metric: takes labels int64 [b] and the model's outputs float32 [b, classes],
+and returns a value for each example, float32 [b]. Labels are [b, 1] for a single output.
 """
 TAKES_LOGITS = "takes_logits"
-"""The attribute of a function that gets logits, also of a model that ends in softmax."""
+"""The attribute of a function that gets logits even if the model ends in softmax."""
 
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
@@ -52,11 +53,11 @@ class Classification:
       class_weights: the factor of each class's loss in training, by index. None weights all classes
           alike.
       label_smoothing: the share of each label that is spread over all classes in training.
-      loss: the function that replaces the cross-entropy. Class weights count for it, too.
+      loss: a function that replaces the cross-entropy. Class weights apply to it as well.
       metrics: metrics in addition to accuracy, by name.
-      figures: metrics of an evaluation that are made of counts: `macro_precision`, `macro_recall`,
+      gate_metrics: metrics of the gate that are made of counts: `macro_precision`, `macro_recall`,
         `macro_f1`, `worst_class_recall`, and `top_3_accuracy` or with another number.
-      num_classes: the number of classes, for `figures`.
+      num_classes: the number of classes, for `gate_metrics`.
     """
 
     counts_examples = True
@@ -69,14 +70,14 @@ class Classification:
         label_smoothing: float = 0.0,
         loss: PerExample | None = None,
         metrics: Mapping[str, PerExample] | None = None,
-        figures: Sequence[str] = (),
+        gate_metrics: Sequence[str] = (),
         num_classes: int = 0,
     ):
         self.image_shape = image_shape
-        self._figures, self.num_classes = tuple(figures), num_classes
-        # Of each figure `top_3_accuracy`, the number.
-        self._tops = [int(name.split("_")[1]) for name in figures if name.startswith("top_")]
-        self.num_counts = 3 * num_classes + len(self._tops) if figures else 0
+        self._gate_metrics, self.num_classes = tuple(gate_metrics), num_classes
+        # Of each metric `top_3_accuracy`, the number.
+        self._tops = [int(name.split("_")[1]) for name in gate_metrics if name.startswith("top_")]
+        self.num_counts = 3 * num_classes + len(self._tops) if gate_metrics else 0
         self._class_weights, self._label_smoothing = class_weights, label_smoothing
         self.loss, self.own_metrics = loss, dict(metrics or {})
         self.end: End | None = None
@@ -101,7 +102,7 @@ class Classification:
         losses, *metrics = self._compute_values(logits, labels, training)
         sums = tf.stack([tf.reduce_sum(values) for values in metrics])
         if not training:
-            counts = [self._count(logits, labels)] if self._figures else []
+            counts = [self._count(logits, labels)] if self._gate_metrics else []
             unusable = count_false(self.are_answers_finite(logits))
             sums = tf.concat([sums, *counts, unusable], axis=0)
         return BatchSums(tf.reduce_sum(losses), sums, tf.cast(tf.size(metrics[0]), tf.float32))
@@ -111,8 +112,8 @@ class Classification:
     ) -> list[tf.Tensor]:
         """Returns the loss, the accuracy and the user's metrics of each example, float32 [b] each.
 
-        Two labels of an example count in proportion to their shares. The cross-entropy is that of
-        soft labels.
+        The two labels of a mixed example count in proportion to their shares. For the
+        cross-entropy, that equals soft labels.
         """
         if isinstance(labels, MixedLabels):
             first, second = (self._compute_values(logits, each, training) for each in labels[:2])
@@ -132,8 +133,10 @@ class Classification:
         return tf.reduce_all(tf.math.is_finite(probabilities), axis=-1)
 
     def _count(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [num_counts]: the right answers, the answers and the examples of each
-        class, and for each number k the examples whose label is among the k largest logits.
+        """Returns float32 [num_counts], the counts for `compute_from_counts`.
+
+        They are the right answers, the answers and the examples of each class, and for each k the
+        examples whose label is among the k largest logits.
         """
         answers, once = tf.argmax(logits, axis=-1), tf.ones_like(labels, tf.float32)
         right = tf.cast(tf.equal(answers, labels), tf.float32)
@@ -150,8 +153,8 @@ class Classification:
         return tf.concat([*counts, *tops], axis=0)
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        """Returns the figures. Means leave out classes without examples. 0 / 0 is 0."""
-        if not self._figures:
+        """Returns the metrics of the gate. Means leave out classes without examples. 0 / 0 is 0."""
+        if not self._gate_metrics:
             return {}
         by_class, tops = np.split(counts.astype(np.float64), [3 * self.num_classes])
         right, predicted, support = by_class.reshape(3, -1)[:, by_class[-self.num_classes :] > 0]
@@ -160,12 +163,10 @@ class Classification:
             f"top_{k}_accuracy": top / num_examples for k, top in zip(self._tops, tops, strict=True)
         }
         if len(support):
-            recalls = right / support
-            found["macro_precision"] = (right / np.maximum(predicted, 1)).mean()
-            found["macro_recall"] = recalls.mean()
-            found["macro_f1"] = (2 * right / (support + predicted)).mean()
-            found["worst_class_recall"] = recalls.min()
-        return {name: float(found.get(name, 0.0)) for name in self._figures}
+            rates = compute_rates(right, predicted, support)
+            found |= {f"macro_{name}": values.mean() for name, values in rates.items()}
+            found["worst_class_recall"] = rates["recall"].min()
+        return {name: float(found.get(name, 0.0)) for name in self._gate_metrics}
 
     def _compute_losses(self, logits: tf.Tensor, labels: tf.Tensor, training: bool) -> tf.Tensor:
         if self.loss is not None:
@@ -173,7 +174,7 @@ class Classification:
             return self._weigh(losses, labels) if training else losses
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if training and self._label_smoothing:
-            # The cross-entropy against all classes alike.
+            # The cross-entropy with equal shares of all classes as the label.
             uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
             losses = (1 - self._label_smoothing) * losses + self._label_smoothing * uniform
         return self._weigh(losses, labels) if training else losses
@@ -196,7 +197,7 @@ class Classification:
     def compute_own(
         self, name: str, function: PerExample, labels: tf.Tensor, logits: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the values of a user's function for what the model returns."""
+        """Returns the values of a user's function for the outputs that the model itself returns."""
         end = self.end
         if end and end.num_outputs == 1:
             logits, labels = logits[:, 1:] - logits[:, :1], labels[:, None]
@@ -210,8 +211,8 @@ def compute_per_example(
 ) -> tf.Tensor:
     """Returns the values of a user's function.
 
-    Rejects a mean over the batch. It would train, but with a different result for each number of
-    workers.
+    Raises ConfigError for a mean over the batch, because the result of the training would depend on
+    the number of workers.
     """
     values = tf.convert_to_tensor(function(labels, logits))
     if values.shape.rank != 1:
@@ -241,7 +242,7 @@ def find_end(
 ) -> End:
     """Checks the outputs of a built classifier. Returns the end of its graph.
 
-    The end says what the outputs are. `compute_logits` leaves a softmax there out, and so the
+    The end tells logits from probabilities. `compute_logits` skips a final softmax, and the final
     sigmoid of a single output for two classes. The weights and their names stay the same. `name` is
     the value of `train.model`, for messages.
     """
@@ -263,9 +264,9 @@ def find_end(
         _validate_shape(tuple(outputs[0].shape), name, num_classes)
     if end.type == "Sigmoid" and not is_single:
         raise ConfigError(
-            f"train.model: {name} ends in sigmoid (its outputs are several labels for an image, "
-            "and multi-label classification is no task here). A classifier chooses one class: end "
-            "the model with softmax or without an activation"
+            f"train.model: {name} ends in sigmoid, which gives several labels for an image. "
+            "Multi-label classification is not supported: a classifier chooses one class. End the "
+            "model with softmax or without an activation"
         )
     return End.of(end)
 
@@ -278,9 +279,9 @@ class End:
     """The type of the last operation."""
     place: str
     is_made_of: bool
-    """Whether what it takes has results of the same kind of operation, changed one by one."""
+    """Whether its input was computed elementwise from results of the same type of operation."""
     num_outputs: int
-    """The numbers for each image: 1 for the sigmoid of a single output."""
+    """The number of outputs for each image: 1 for the sigmoid of a single output."""
 
     @property
     def is_probability(self) -> bool:
@@ -297,7 +298,7 @@ class End:
 def _find_end(outputs: tf.Tensor) -> tf.Operation:
     """Returns the operation that computes the values of a tensor of a graph.
 
-    Changes of the type are passed over, and of a shape whose last axis stays.
+    Casts are skipped, and so are reshapes that keep the last axis.
     """
     operation = outputs.op
     while (
@@ -316,10 +317,10 @@ def compute_logits(
     *arguments: Any,
     **options: Any,
 ) -> tf.Tensor:
-    """Calls a model, and returns its logits. `end` is that of the graph in which it answers.
+    """Calls a model, and returns its logits. `end` is the end of the graph for inference.
 
-    In a graph they are what the last activation takes, and the outputs if it has none, perhaps only
-    in training. Without a graph they are logarithms of probabilities.
+    In a graph, the logits are the input of the last activation, or the outputs if there is none. A
+    model may have none only in training. Without a graph, they are logarithms of probabilities.
     """
     outputs = call(*arguments, **options)
     if tf.executing_eagerly():
@@ -350,7 +351,9 @@ def compute_logits(
 
 
 class _UnequalEndsError(ConfigError):
-    """Is raised in a call, where Keras makes an error anew, with the call's arguments around it."""
+    """An error in a call. Keras raises it again with the call's arguments around its message, which
+    this class removes.
+    """
 
     def __init__(self, message: str):
         super().__init__(message.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or message)
@@ -359,8 +362,8 @@ class _UnequalEndsError(ConfigError):
 def _require_logits(found: tf.Operation, end: End, name: str) -> None:
     """Raises ConfigError if the training would take probabilities for logits.
 
-    A model that answers with probabilities may return its logits in training, but not probabilities
-    that noise or a dropout has changed.
+    A model that returns probabilities in inference may return logits in training, but not
+    probabilities that were changed by noise or dropout.
     """
     if found.type == end.kind:
         return
@@ -368,13 +371,16 @@ def _require_logits(found: tf.Operation, end: End, name: str) -> None:
     if changed or found.type in _PROBABILITIES:
         raise _UnequalEndsError(
             f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "
-            f"({found.name}) in training. The loss takes logits, so both must end in a softmax, "
-            "or the training in what the softmax takes. Change values before it."
+            f"({found.name}) in training. The loss takes logits: end the model with the softmax in "
+            "both cases, or in training with its input. Apply other operations before the softmax."
         )
 
 
 def _has_results(end: tf.Operation, kind: str) -> bool:
-    """Returns whether the values at an end are results of an activation, changed one by one."""
+    """Returns whether the values at an end were computed elementwise from an activation's results.
+
+    `kind` is the type of the activation's operation.
+    """
     reached, seen = [end], set[str]()
     while reached:
         operation = reached.pop()
@@ -411,11 +417,11 @@ def _validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) 
         cure = "End the model with keras.layers.Dense(num_classes)"
         if len(shape) == 4:
             cure = (
-                "Segmentation, a class for each pixel, is no task here, because masks are neither "
-                "read nor judged"
+                "Segmentation (a class for each pixel) is not supported: masks are neither read "
+                "nor evaluated"
             )
         elif shape[1:] == (1,):
-            cure += ". Regression, a number for each image, is no task here"
+            cure += ". Regression (a number for each image) is not supported"
         raise ConfigError(
             f"train.model: {name} has outputs of shape {[*shape[1:]]} for each image, and the "
             f"data set has {num_classes} classes. {cure}"

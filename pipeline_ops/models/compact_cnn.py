@@ -1,8 +1,8 @@
 """A small classifier that learns from a few hundred photographs, without any other weights.
 
-It is the way down of `center_detector` with a mean over the image at its end. It has group
-normalisation: with batch normalisation, a network of this size and these few images evaluates far
-worse than it trains.
+It is the downward path of `center_detector` with a mean over the image at its end. It uses group
+normalisation, because batch normalisation makes a network of this size, trained with so few images,
+far worse in inference than in training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Losses and metrics of the author's own and of Keras: functions of labels and outputs.
+"""The author's own losses and metrics, and those of Keras, as functions of labels and outputs.
 
-They get what their model returns. Of a model that ends in softmax, these are probabilities. Those
-of Keras with an argument `from_logits` get the logits, which are more exact and always fit.
+They get the outputs of the model, which are probabilities if it ends in softmax. A function of
+Keras with an argument `from_logits` gets logits instead, which are more exact and fit every model.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _TOLERANCE = 1e-4
 def make_per_example(
     found: Any, where: str, arguments: Mapping[str, Any], folder: Path
 ) -> Callable[..., Any]:
-    """Returns the function of labels and outputs that is behind a path, with its arguments.
+    """Returns a loss or a metric as a function of labels and outputs.
 
     Args:
       found: a function, or a class of Keras for losses or metrics.
       where: key and path, for messages.
-      arguments: the arguments of the class, or more of the function.
-      folder: that of the author's modules.
+      arguments: the arguments of the class, or further arguments of the function.
+      folder: the folder of the author's modules.
     """
     if str(getattr(found, "__module__", "")).startswith("keras.") and hasattr(found, "__name__"):
         return _adapt(found, where, arguments)
@@ -71,9 +71,9 @@ def make_per_example(
 
 
 def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """Makes a loss or a metric of Keras a function of whole numbers as labels.
+    """Returns a loss or a metric of Keras as a function of integer labels.
 
-    Those whose names begin with Sparse take them, and all others take one-hot labels.
+    Functions whose names begin with Sparse take integers. All others take one-hot labels.
     """
     name = _WORDS.sub("_", found.__name__).lower()
     options = {**arguments}
@@ -81,12 +81,12 @@ def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[...
         found = getattr(keras.metrics, name, None)
         if found is None:
             raise ConfigError(
-                f"{where} is no mean over examples. The gate has figures of its own, such as "
+                f"{where} is not a mean over examples. The gate has such metrics, for example "
                 "macro_f1, macro_recall and top_3_accuracy: name one in best_checkpoint.monitor."
             )
     takes_logits = "from_logits" in inspect.signature(found).parameters
     if takes_logits and not options.setdefault("from_logits", True):
-        raise ConfigError(f"{where} gets logits, also of a softmax. Leave from_logits: false out.")
+        raise ConfigError(f"{where} always gets logits. Remove from_logits: false.")
     try:
         if isinstance(found, type):
             compute = found(reduction="none", **options)
@@ -110,8 +110,8 @@ def _adapt(found: Any, where: str, arguments: Mapping[str, Any]) -> Callable[...
 def takes_one_hot(loss: Any, num_outputs: int) -> bool:
     """Returns whether a compiled loss takes one-hot labels.
 
-    Those of Keras do if the model has several outputs, unless their names begin with Sparse. One of
-    the author's own does if it fails for whole numbers.
+    A loss of Keras does if the model has several outputs, unless its name begins with Sparse. An
+    own loss does if it fails for integers.
     """
     loss = keras.losses.get(loss)
     if loss is None or num_outputs == 1:
@@ -132,9 +132,10 @@ def takes_one_hot(loss: Any, num_outputs: int) -> bool:
 def require_fitting(task: Classification, loss: PerExample, where: str) -> None:
     """Raises ConfigError if a loss takes logits for probabilities, or probabilities for logits.
 
-    A loss of logits begins with a softmax: it stays the same if a number is added to all of them,
-    or, with a single logit, its values for both labels differ by the logit. A loss of probabilities
-    divides them by their sum, cuts off what is not in 0..1, or fails there. `where` names the loss.
+    The loss is called with random outputs. A loss of logits does not change if a number is added to
+    all logits. With a single logit, its values for the two labels differ by the logit. A loss of
+    probabilities normalizes them by their sum, clips them to 0..1, or fails for other numbers.
+    `where` names the loss.
     """
     is_probability = task.end is not None and task.end.is_probability
     num_outputs = 1 if task.end and task.end.num_outputs == 1 else task.num_classes

@@ -178,7 +178,7 @@ class _Blocks:
 def _build_pyramid(
     endpoints: list[KerasTensor], blocks: _Blocks, bifpn_rounds: int
 ) -> list[KerasTensor]:
-    """Returns levels 3 to 7: three that include higher levels, and two above the backbone's."""
+    """Returns levels 3 to 7: three of the backbone with higher levels added, and two above it."""
     laterals = [
         blocks.make_normalized(f"lateral_{level}", kernel=1)(endpoint)
         for level, endpoint in enumerate(endpoints, start=3)
@@ -224,7 +224,7 @@ def _build_bifpn_round(
 
 
 def _enlarge(x: KerasTensor, like: KerasTensor) -> KerasTensor:
-    """Returns `x` with twice the height and width, without what is beyond those of `like`."""
+    """Returns `x` with twice the height and width, cropped to the height and width of `like`."""
     x = layers.UpSampling2D(2)(x)
     more = [have - want for have, want in zip(x.shape[1:3], like.shape[1:3], strict=True)]
     return layers.Cropping2D([(0, each) for each in more])(x) if any(more) else x

@@ -116,8 +116,9 @@ class SlimModel(keras.Model):  # type: ignore[misc]  # Keras is not typed
         trainable: bool = True,
         **_unused: Any,
     ) -> tf.Variable:
-        """Replaces `tf.compat.v1.get_variable`. It never receives the regulariser: the old layers
-        apply it themselves.
+        """Replaces `tf.compat.v1.get_variable`.
+
+        It never gets the regulariser, because the old layers apply it themselves.
         """
         if name not in self._variables_by_name:
             with tf.init_scope():

@@ -1,7 +1,7 @@
-"""The task of a model: reads examples, and computes a batch's part of the loss and of the metrics.
+"""The task of a model: parses examples, and computes a batch's share of the loss and the metrics.
 
-The loops use only this interface, so any objective that is a sum over examples trains under every
-strategy.
+The training loops use only this interface, so any objective that is a sum over examples trains
+under every strategy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BatchSums(NamedTuple):
       metrics: float32 [M], the sum of each metric, in the order of `Task.metrics`. The sums of an
         evaluation end with the `num_counts` counts of the task, and with the number of examples
         whose answer is not finite.
-      count: float32 [], the number of examples, or of the other items of which a mean is taken.
+      count: float32 [], the number of examples, or of other items over which means are taken.
     """
 
     loss: Any
@@ -43,18 +43,18 @@ def add_sums(first: BatchSums, second: BatchSums) -> BatchSums:
 
 
 class Task(Protocol):
-    """One kind of model. `metrics` names the figures of a step besides the loss."""
+    """One kind of model. `metrics` are the names of the sums of a step besides the loss."""
 
     metrics: tuple[str, ...]
     validation_metrics: tuple[str, ...]
-    """The same of an evaluation. They differ where the author's code computes both."""
+    """The names of the sums of an evaluation, which differ if the author's code computes both."""
     num_counts: int
     """The number of counts of an evaluation, from which `compute_from_counts` computes figures that
     are not means over a batch.
     """
     counts_examples: bool
-    """True if `BatchSums.count` is the number of examples, which is known before a step: the global
-    batch. Otherwise the gradient is divided by the count after all replicas have counted.
+    """True if `BatchSums.count` is the number of examples, which is known before a step. Otherwise
+    the gradient is divided by the count after all replicas have counted.
     """
     evaluation_batch_size: int
     """The number of examples that are evaluated at once."""
@@ -71,23 +71,23 @@ class Task(Protocol):
         ...
 
     def for_model(self, model: Any) -> Task:
-        """Returns the task of a model, whose own functions get what the model returns."""
+        """Returns the task for a model, with own functions that get its outputs."""
         ...
 
     def compute_batch_sums(self, outputs: Any, labels: Any, training: bool) -> BatchSums:
         """Returns the sums of a batch.
 
-        Terms that only shape the gradient (weights of classes, smoothed labels) count where
-        `training` is true.
+        Terms that only shape the gradient (class weights, label smoothing) are included if
+        `training` is true. Otherwise the sums end with counts, see `BatchSums`.
         """
         ...
 
     def are_answers_finite(self, outputs: Any) -> tf.Tensor:
-        """Returns bool [b], whether the answer of the model to each example is made of numbers."""
+        """Returns whether the model's answer to each example is finite, bool [b]."""
         ...
 
     def compute_from_counts(self, counts: np.ndarray) -> dict[str, float]:
-        """Returns further figures of an evaluation, from the totals of its counts."""
+        """Returns the metrics of an evaluation that are computed from the totals of its counts."""
         ...
 
 
@@ -98,7 +98,7 @@ def compute_means(names: Sequence[str], sums: BatchSums) -> dict[str, float]:
 
 
 def compute_figures(task: Task, sums: BatchSums) -> dict[str, float]:
-    """Returns the means of an evaluation, and its figures that are not means."""
+    """Returns the means of an evaluation, and its metrics that are not means."""
     names = task.validation_metrics
     counts = np.asarray(sums.metrics[len(names) : -1])
     return compute_means(names, sums) | task.compute_from_counts(counts)
@@ -110,8 +110,9 @@ def count_answers_not_finite(task: Task, sums: BatchSums) -> int:
 
 
 def judge_examples(task: Task, outputs: Any, labels: Any) -> tf.Tensor:
-    """Returns bool [b, 2]: whether the answer to each example is finite, and whether its loss and
-    its metrics are.
+    """Returns whether the answer to each example and its figures are finite, bool [b, 2].
+
+    The figures are its loss and its metrics.
     """
 
     def judge(example: Any) -> tf.Tensor:

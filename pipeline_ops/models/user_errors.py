@@ -1,7 +1,7 @@
 """Errors of an author's code: their cause in one line, with the file and line of that code.
 
-TensorFlow's and Keras's messages fill pages, and begin with anything but the cause. The operations
-of a graph know only from the text of a message which code has made them.
+Messages of TensorFlow and Keras fill pages and do not begin with the cause. For an error in a
+graph, only the text of the message says which code made the operation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CALL = re.compile(
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 """File, line and function of a frame in a text."""
 _NUMBER = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s+", re.M)
-"""Begins each of several errors of one graph."""
+"""The beginning of each error, where a graph has several."""
 _OURS = str(Path(__file__).parents[1])
 _NO_FILE = ("<", "__autograph_generated_file")
 _MAX_CAUSE = 500
@@ -49,7 +49,7 @@ RETRIED = (
     tf.errors.ResourceExhaustedError,
     tf.errors.FailedPreconditionError,
 )
-"""TensorFlow's errors of a machine, its network or its memory, or of another worker."""
+"""TensorFlow's errors whose cause is a machine, its network or memory, or another worker."""
 
 
 def describe_call(error: Exception) -> str:
@@ -110,10 +110,13 @@ def _find_file(module: str) -> str:
 
 
 def _is_of_machine(error: Exception) -> bool:
-    """Returns whether an error is no fault of the code that has raised it.
+    """Returns whether an error is due to the machine, and not to the code that raised it.
 
-    What Python raises inside of a graph is one of TensorFlow's errors, whose text has a traceback.
+    TensorFlow wraps errors of Python code in a graph into its own types, with a traceback in the
+    text.
     """
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return True  # of Python's exceptions, MemoryError alone becomes this one
     if isinstance(error, RETRIED):
         return "\nTraceback (most recent" not in str(error)
     is_disk_error = isinstance(error, OSError) and error.errno in DISK_ERRORS
@@ -142,7 +145,7 @@ def convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> I
 def convert_training_errors(config: Train) -> Iterator[None]:
     """Turns an error of the author's code in a training into a ConfigError, and logs it.
 
-    An error that has no line of that code passes, and so does an error of the machine.
+    An error without a line of that code is not changed, and neither is an error of the machine.
     """
     paths = collect_paths(config)
     try:
@@ -161,7 +164,7 @@ def convert_training_errors(config: Train) -> Iterator[None]:
 
 
 def _name_keys(paths: Mapping[str, str], frames: Iterable[FrameSummary]) -> str:
-    """Returns the entries of the config whose function was running, or else whose module was."""
+    """Returns the config's entries whose function was running, or else whose module was."""
     files, functions = {each.filename for each in frames}, {each.name for each in frames}
     entries = {
         f"{key}: {path}": path.partition(":")[2]

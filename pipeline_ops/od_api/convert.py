@@ -104,8 +104,8 @@ _MAX_NAME = 63
 class ConvertedConfig:
     """The sections of our config, and the differences from the `pipeline.config`.
 
-    `stand_in` says what trains in place of what. The converted config does not do the `losses` at
-    all. `notes` are remarks on settings that became something else. `unconverted` fields have no
+    `stand_in` says what trains in place of what. `losses` are settings that the converted config
+    lacks. `notes` are remarks on settings that became something else. `unconverted` fields have no
     counterpart. `is_near` is that of `NearestModel`.
     """
 

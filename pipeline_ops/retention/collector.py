@@ -55,7 +55,10 @@ class Options:
 
 @dataclasses.dataclass
 class Report:
-    """The findings and deeds of one call, by kind. `waiting` is young, or in use."""
+    """The folders and files that one call found, removed or left, by kind.
+
+    `waiting` are those that are young, or in use.
+    """
 
     problems: list[str]
     """The reasons why no artifact is removed."""

@@ -175,9 +175,9 @@ _TOKEN = re.compile(r"[0-9]{8}")
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Something that may be removed, the kind of it, and the rule by which it is not needed.
+    """A candidate for removal, with its kind and the rule that frees it.
 
-    `artifact` is the one that it belongs to, whose lease protects it.
+    `artifact` is the artifact to which it belongs, and whose lease protects it.
     """
 
     kind: Kind

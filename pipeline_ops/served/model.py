@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from pipeline_ops.artifacts.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.models.detection import Head, suppress
+from pipeline_ops.models.boxes import suppress
+from pipeline_ops.models.detection import Head
 from pipeline_ops.served import contract
 from pipeline_ops.served.decoding import validate_images
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage, place_boxes

@@ -147,7 +147,7 @@ class References:
             found = self.pack(self.model.call_signature(contract.IMAGES, images=self.images))
         if self.task == "classification":
             self.model.validate_shape(found, len(self.images))
-        return compare(self.outputs, found, rule, "the signature images of the SavedModel")
+        return check_agreement(self.outputs, found, rule, "the signature images of the SavedModel")
 
     def check_files(self) -> FileFigures:
         """Checks what the model makes of raw files, and answers to them.
@@ -226,11 +226,11 @@ class References:
         examples = np.array([pack_example(file) for file in files], object)
         with skip_graph_optimizer():
             packed = self.pack(self.model.call_signature(contract.EXAMPLES, examples=examples))
-        compare(found, packed, rule, "the signature examples of the SavedModel")
+        check_agreement(found, packed, rule, "the signature examples of the SavedModel")
         if self.task == "detection":
             name = "the signature detection_api of the SavedModel"
             wanted = self._number_classes(found[:_NUM_API])
-            compare(wanted, self._detect_as_api(files[:_NUM_API]), rule, name)
+            check_agreement(wanted, self._detect_as_api(files[:_NUM_API]), rule, name)
 
     def answer_files(self, files: Sequence[bytes]) -> np.ndarray:
         """Returns the packed answers to raw files, which are prepared if the client has to."""
@@ -336,7 +336,7 @@ def _compute_overlaps(box_6: np.ndarray, others_D6: np.ndarray) -> np.ndarray:
     return np.asarray(shared / np.maximum(total, 1e-12))
 
 
-def compare(
+def check_agreement(
     references: np.ndarray, predictions: np.ndarray, rule: AgreementRule, name: str
 ) -> Agreement:
     """Compares probabilities (float32 [N, K]) or detections (float32 [N, D, 6]).

@@ -382,12 +382,7 @@ class ServedModel(Protocol):
     number: int
     class_names: list[str]
 
-    @property
-    def signatures(self) -> Mapping[str, Any]: ...
-
-    def call_signature(
-        self, signature: str, inputs: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]: ...
+    to_input: ToInput | None
 
 
 class ServerStatistics:
@@ -403,20 +398,13 @@ class ServerStatistics:
         return locate_statistics(self._model)
 
     def add(
-        self,
-        model: ServedModel,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Mapping[str, np.ndarray],
+        self, model: ServedModel, files: Sequence[bytes], outputs: Mapping[str, np.ndarray]
     ) -> None:
-        """Counts the images of one request. Requests without predictions are ignored."""
-        if "classes" not in outputs:
-            return
+        """Counts the image files of one request."""
         statistics = self._find(model)
-        files, images = inputs.get("image_bytes"), inputs.get("images")
-        for index in range(len(outputs["classes"])):
+        for index, file in enumerate(files):
             row = {name: outputs[name][index] for name in _USED_OUTPUTS if name in outputs}
-            file = None if files is None else files[index]
-            statistics.add(file, row, None if images is None else images[index])
+            statistics.add(file, row)
 
     def close(self) -> None:
         with self._lock:
@@ -432,18 +420,7 @@ class ServerStatistics:
                     self._model,
                     model.number,
                     model.class_names,
-                    _make_to_input(model),
+                    model.to_input,
                     self._window_seconds,
                 )
             return self._present
-
-
-def _make_to_input(model: ServedModel) -> ToInput | None:
-    if "decode" not in model.signatures:
-        return None
-
-    def to_input(image_bytes: bytes) -> np.ndarray:
-        outputs = model.call_signature("decode", {"image_bytes": np.array([image_bytes], object)})
-        return outputs["images"][0]
-
-    return to_input

@@ -1,14 +1,14 @@
-"""The callbacks at the end of an epoch that the config has, and Keras's callbacks.
+"""Runs the policies of the config at the end of an epoch, and the user's Keras callbacks.
 
-The config's reduce the learning rate, remember the best weights, and stop.
+The policies lower the learning rate, remember the best epoch, and stop the training.
 
-Keras's are called through `keras.callbacks.CallbackList`, with the hooks and the logs of
+Keras's callbacks are called through `keras.callbacks.CallbackList`, with the hooks and the logs of
 `Model.fit`, which `loop.py` replaces. They get a model of their own: a copy of the trained one,
-with an optimizer and without a strategy. Before a hook it gets weights and learning rate from the
-training. What a callback has changed of these, and `stop_training`, goes back afterwards.
+with an optimizer and without a strategy. Before a hook, it gets weights and learning rate of the
+training. Changes of these and of `stop_training` are applied to the training afterwards.
 
 All workers call the callbacks with the same reduced figures, so all workers decide alike. For a
-restart, the state holds what Keras's callbacks remember, and what `get_state` of others returns.
+restart, the state holds the counters of Keras's callbacks and the result of `get_state` of others.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.models import load_object
 from pipeline_ops.models.user_errors import explain, list_own_frames, locate
 from pipeline_ops.storage.local_files import DISK_ERRORS
-from pipeline_ops.training.checkpoints import Arrays, TrainingState
 from pipeline_ops.training.loop import Loop
+from pipeline_ops.training.training_state import TrainingState
+from pipeline_ops.training.weight_files import Arrays
 from pipeline_ops.user_code.opened_files import require_named_files
 
 _log = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ class KerasCallbacks:
         self._model.stop_training = state.stopped_early
 
     def _take_changes(self, state: TrainingState, keep_weights: bool) -> list[str]:
-        """Puts what a callback has changed into the training. Returns what that was."""
+        """Applies a callback's changes to the training. Returns their names."""
         changes = []
         if self._loop.learning_rate is not None:
             rate = float(keras.ops.convert_to_numpy(self._model.optimizer.learning_rate))

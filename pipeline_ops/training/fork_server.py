@@ -157,7 +157,7 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         no_memory = [line for line in lines if is_exhausted and _NO_MEMORY.search(line)]
         of_graph = [summarize_error(error)] if lines[:1] == [_OF_GRAPH] else []
         lines = no_memory[:1] or of_graph or lines[:4]
-        # With the name that a temporary file of variables would get.
+        # Adds the final name of a temporary checkpoint file.
         text = _TEMPORARY_VARIABLES.sub(r"\g<0> (to become \1\2)", " ".join(lines))
         status = Status(
             exit_code=ExitCode.RETRY if isinstance(error, RETRIED) else to_exit_code(error),

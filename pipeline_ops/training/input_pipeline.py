@@ -12,19 +12,15 @@ from pipeline_ops.artifacts.dataset import KEY, list_shards
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.augment import OwnChange, build_augmentation
-from pipeline_ops.input.reading import (
-    Tell,
-    build_evaluation_dataset,
+from pipeline_ops.input.batches import (
     build_training_dataset,
+    find_worker_slice,
     make_order,
-    open_encoded_source,
-    open_example_source,
-    open_split,
-    read_batches,
     read_step_examples,
     repeat_rare_classes,
-    slice_batch,
 )
+from pipeline_ops.input.reading import Tell, build_evaluation_dataset, open_split, read_batches
+from pipeline_ops.input.sources import open_encoded_source, open_example_source
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.loop import Batches
@@ -64,7 +60,7 @@ class InputPipeline:
                 self._split, task.parse, task.list_classes, threshold, self._cache, tell
             )
         self._parse = task.parse
-        self._slice = slice_batch(*shard, config.batch_size)
+        self._slice = find_worker_slice(*shard, config.batch_size)
         self._set_length()
         self._order = make_order(self._split, config.seed, config.input.window)
         self._source = open_example_source(

@@ -41,12 +41,12 @@ from pipeline_ops.input.framework_internals import (
 )
 from pipeline_ops.models.task import BatchSums, Task, add_sums, judge_examples, zero_sums
 from pipeline_ops.models.user_errors import describe_call
-from pipeline_ops.training.checkpoints import Arrays, Paths, number_paths
 from pipeline_ops.training.optimizer import make_optimizer
-from pipeline_ops.training.usage import Waits, read_clock
+from pipeline_ops.training.usage import ClockTimes, StepClock, Waits
+from pipeline_ops.training.weight_files import Arrays, Paths, number_paths
 
 _TIMED_CALLS = 16
-"""One call in so many is timed on GPUs, because the host waits for the GPU to read the clock."""
+"""Every 16th call is timed on GPUs, because the host waits for the GPU to read the clock."""
 Batches = Iterator[tuple[Any, Any]]
 """Training batches of features and labels."""
 
@@ -133,7 +133,7 @@ def find_states(model: keras.Model) -> list[keras.Variable]:
 def make_change(new: tf.Tensor, old: tf.Tensor, part: int | tf.Tensor, num_parts: int) -> tf.Tensor:
     """Returns a part's share of the change of a state.
 
-    The state becomes its old value and the sum of all shares. Of a float that is the mean over the
+    The state becomes its old value and the sum of all shares. For floats, this is the mean over the
     parts, exact where nothing changed. Whole numbers and flags have no mean: the first part counts.
     The type is float32, float64 or int64, in which sums of small types are exact.
     """
@@ -214,7 +214,7 @@ class Loop(abc.ABC):
         self.is_traced = True
 
     def freeze(self, positions: Collection[int]) -> None:
-        """Lets all weights learn but these, by their positions in `model.weights`."""
+        """Freezes the weights at these positions of `model.weights`."""
         raise NotImplementedError  # for sharded weights, which a rule of the config ensures
 
     @abc.abstractmethod
@@ -266,7 +266,7 @@ class Loop(abc.ABC):
             return differentiate(0, features, labels)
 
         def add_next(number: tf.Tensor, total: PartResult) -> Any:
-            part = differentiate(number, *slice_batch((features, labels), number, count))
+            part = differentiate(number, *cut_batch((features, labels), number, count))
             return number + 1, tf.nest.map_structure(operator.add, total, part)
 
         nothing = PartResult(
@@ -373,7 +373,7 @@ def are_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
 
-def slice_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
+def cut_batch(batch: Any, number: int | tf.Tensor, count: int) -> Any:
     """Returns one of `count` parts of every tensor. Their sizes differ by one example at most."""
 
     def slice_tensor(values: tf.Tensor) -> tf.Tensor:
@@ -523,7 +523,7 @@ class SynchronousLoop(Loop):
         )
 
     def freeze(self, positions: Collection[int]) -> None:
-        """Lets all weights learn but these, by their positions in `model.weights`.
+        """Freezes the weights at these positions of `model.weights`, and no others.
 
         A layer whose weights are all frozen is not trainable. Batch normalization then uses its
         moving statistics, and keeps them. The optimizer has slots for all weights at any time, so
@@ -557,39 +557,24 @@ class SynchronousLoop(Loop):
         stop: tf.Tensor,
         is_timed: bool | tf.Tensor,
     ) -> tuple[StepSums, tf.Tensor, tf.Tensor, Waits]:
-        last_weight = self.model.trainable_variables[-1]
+        clock, last_weight = StepClock(is_timed), self.model.trainable_variables[-1]
 
-        def take(
-            number: tf.Tensor, sums: StepSums, worst: tf.Tensor, waits: Waits, ended: tf.Tensor
-        ) -> Any:
-            begun = read_clock(number, is_timed)  # once the host has scheduled the last step
-            with tf.control_dependencies([begun]):
-                batch = batches.get_next()
-            with tf.device("CPU:0"):
-                ended = tf.maximum(begun, ended)
-            wait = read_clock(tf.nest.flatten(batch)[0], is_timed, ended)
+        def take(number: tf.Tensor, sums: StepSums, worst: tf.Tensor, times: ClockTimes) -> Any:
+            batch, times = clock.wait_for(batches.get_next, number, times)
             self._set_learning_rate(learning_rates[number])
             taken, communication = self._get_first(  # the same on every replica
                 self._strategy.run(self._step, args=(*batch, first + number, stop, is_timed))
             )
+            times = clock.end_step(times, communication, self._get_first(last_weight.value))
             sums = StepSums(add_sums(sums.batch, taken.batch), sums.stop + taken.stop)
-            with tf.device("CPU:0"):
-                waits = Waits(
-                    waits.input + tf.maximum(wait, 0), waits.communication + communication
-                )
             loss = taken.batch.loss / tf.maximum(taken.batch.count, 1.0)
-            ended = read_clock(self._get_first(last_weight.value), is_timed)
-            return number + 1, sums, tf.maximum(worst, loss), waits, ended
+            return number + 1, sums, tf.maximum(worst, loss), times
 
         no_sums = StepSums(zero_sums(self._task, training=True), tf.zeros([]))
-        no_wait = tf.zeros([], tf.float64)
-        worst = tf.constant(tf.float32.min)
-        initial = (tf.constant(0), no_sums, worst, Waits(no_wait, no_wait), no_wait)
-        _, sums, worst, waits, _ = tf.while_loop(
-            lambda number, *_: number < num_steps, take, initial
-        )
+        initial = tf.constant(0), no_sums, tf.constant(tf.float32.min), clock.start()
+        _, sums, worst, times = tf.while_loop(lambda number, *_: number < num_steps, take, initial)
         weights = [self._get_first(variable.value) for variable in self.model.trainable_variables]
-        return sums, are_finite([*weights, *sums.batch]), worst, waits
+        return sums, are_finite([*weights, *sums.batch]), worst, times.waits
 
     def _set_learning_rate(self, rate: tf.Tensor) -> None:
         self._inner.learning_rate.value.assign(rate)
@@ -613,14 +598,11 @@ class SynchronousLoop(Loop):
         part = self._compute_gradients(step, *self._slice_for_replica(features, labels))
         own = StepSums(part.sums, tf.identity(stop))  # an input of the loop cannot be reduced
         # Alone there is no exchange, and XLA has no clock.
-        is_timed = is_timed if self._strategy.num_replicas_in_sync > 1 else False
-        last = part.gradients or [part.sums.loss]
-        with tf.control_dependencies(last):
-            computed = read_clock(last[-1], is_timed)
+        clock = StepClock(is_timed if self._strategy.num_replicas_in_sync > 1 else False)
         exchanged = own, part.gradients, part.changes
-        totals = _all_reduce(tf.nest.flatten(exchanged))
-        with tf.control_dependencies(totals):
-            communication = read_clock(totals[-1], is_timed, computed)
+        totals, communication = clock.measure_exchange(
+            lambda: _all_reduce(tf.nest.flatten(exchanged)), part.gradients or [part.sums.loss]
+        )
         sums, gradients, changes = tf.nest.pack_sequence_as(exchanged, totals)
         for state, value, change in zip(self._states, old, changes, strict=True):
             state.assign(add_change(value, change))
@@ -641,13 +623,13 @@ class SynchronousLoop(Loop):
         return [state.value.read_value() for state in self._states]
 
     def _slice_for_replica(self, *batch: Any) -> Any:
-        """Returns this replica's part of the worker's batch, which the worker's devices divide.
+        """Returns this replica's part of the worker's batch.
 
-        The host divides it, so that a GPU gets its own part alone.
+        The batch is split on the host, so each GPU receives only its own part.
         """
         part, count = get_replica_index() % self._local_replicas, self._local_replicas
         with contextlib.nullcontext() if self._is_on_tpu else tf.device("CPU:0"):
-            return slice_batch(batch, part, count)
+            return cut_batch(batch, part, count)
 
     def _accumulate_parts(self, step: tf.Tensor, features: Any, labels: Any) -> PartResult:
         return self._accumulate(functools.partial(self._differentiate, step), features, labels)
@@ -702,9 +684,11 @@ class SynchronousLoop(Loop):
         raw = self.get_weights() if self._has_averages else None
         if raw:
             self.assign(self.get_best_weights())
-        yield
-        if raw:
-            self.assign(raw)
+        try:
+            yield
+        finally:
+            if raw:
+                self.assign(raw)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _judge_batch(self, features: Any, labels: Any) -> tf.Tensor:

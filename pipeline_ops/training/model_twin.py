@@ -22,7 +22,6 @@ from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model
 from pipeline_ops.storage.local_files import translate_write_errors, write_json
 from pipeline_ops.training.check import exit_for_machine, use_code
-from pipeline_ops.training.checkpoints import number_paths, read_arrays
 from pipeline_ops.training.self_consistency import (
     ANSWERS,
     IMAGES,
@@ -31,6 +30,7 @@ from pipeline_ops.training.self_consistency import (
     WEIGHTS,
     LayerMeans,
 )
+from pipeline_ops.training.weight_files import number_paths, read_arrays
 
 
 def answer(request: ModelCheckRequest, folder: Path) -> list[list[float]]:

@@ -23,15 +23,16 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.reading import SplitShards, slice_batch
+from pipeline_ops.input.batches import find_worker_slice
+from pipeline_ops.input.reading import SplitShards
 from pipeline_ops.jobs.local_inputs import HostDataset
 from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.models.user_errors import convert_user_errors, list_own_frames, locate
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpoints import Gather
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches
+from pipeline_ops.training.strategy import Gather
 
 _NUM_CHECKED, _CHECK_SECONDS = 2, 60
 _MARGIN, _DARK = 64, 16
@@ -181,7 +182,8 @@ class OwnInputPipeline(InputPipeline):
                 f"({config.batch_size}). Lower train.{config.batch_key}."
             )
         report(f"{self._name} has {total} examples. {config.dataset_remark}")
-        self._split, self._slice = SplitShards((), total, 0), slice_batch(*shard, config.batch_size)
+        self._split = SplitShards((), total, 0)
+        self._slice = find_worker_slice(*shard, config.batch_size)
         self._set_length()
         self._open_validation(dataset, task, shard, dataset.cache.limit_bytes)
 

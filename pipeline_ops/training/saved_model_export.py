@@ -56,12 +56,6 @@ from pipeline_ops.served.model import ServedClassifier, ServedDetector, ServedIm
 from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.storage.local_files import remove_own_folder, translate_write_errors
 from pipeline_ops.storage.open_store import open_path, open_root
-from pipeline_ops.training.checkpoints import (
-    number_paths,
-    read_answers,
-    read_arrays,
-    write_arrays,
-)
 from pipeline_ops.training.self_consistency import (
     NUM_ANSWERS,
     REDUCED_TOLERANCE,
@@ -69,6 +63,7 @@ from pipeline_ops.training.self_consistency import (
     check_answers,
     list_images,
 )
+from pipeline_ops.training.weight_files import number_paths, read_answers, read_arrays, write_arrays
 
 _NUM_REFERENCE_EXAMPLES, _MAX_REFERENCE_IMAGES = 64, 96
 """Without raw records, and with them: the data set has 64 and a few of each rare kind of file."""

@@ -33,7 +33,7 @@ from pipeline_ops.models.user_errors import (
 )
 from pipeline_ops.served.model import ServedClassifier
 from pipeline_ops.storage.local_files import read_json, translate_write_errors
-from pipeline_ops.training.checkpoints import number_paths, write_arrays
+from pipeline_ops.training.weight_files import number_paths, write_arrays
 
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _DRAWING = re.compile(r"Random(?!.*Dataset)|TruncatedNormal|Multinomial|^Stateful(?!Partitioned)")

@@ -27,7 +27,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.models.task import BatchSums, Task, add_sums
 from pipeline_ops.models.user_errors import describe_call
-from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import (
     Batches,
     Loop,
@@ -49,6 +48,7 @@ from pipeline_ops.training.optimizer import (
     write_variable,
 )
 from pipeline_ops.training.strategy import find_match, require_matches
+from pipeline_ops.training.weight_files import Arrays
 
 _AXIS = "devices"
 
@@ -59,7 +59,7 @@ def total_sums(sums: Sequence[BatchSums]) -> BatchSums:
 
 
 def make_result(steps: Sequence[tuple[BatchSums, Any]], stop: float) -> StepResult:
-    """Makes the result of at least one step from their sums, and whether each is sound."""
+    """Combines the sums of one or more steps, and whether each is sound, into one result."""
     sums = [each for each, _ in steps]
     is_sound = all(bool(sound) for _, sound in steps)
     worst_loss = max(float(each.loss / each.count) for each in sums)

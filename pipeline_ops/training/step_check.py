@@ -22,11 +22,11 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import SEED_STATE, list_layers
 from pipeline_ops.models import has_own_step
 from pipeline_ops.models.task import Task
-from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.own_step import OwnStepLoop, make_synchronous_loop, refuse_options
 from pipeline_ops.training.self_consistency import locate_reads
 from pipeline_ops.training.sharded_loop import ParameterServerLoop, ShardedLoop, make_result
+from pipeline_ops.training.weight_files import Arrays
 
 _NUM_EXAMPLES = 4
 _REPLICAS = 2

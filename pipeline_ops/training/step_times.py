@@ -20,8 +20,9 @@ import tensorflow as tf
 from pipeline_ops.config.train import Train
 from pipeline_ops.jobs.model_check import ModelCheckRequest, StepTimes
 from pipeline_ops.models import build_model, make_head
+from pipeline_ops.models.boxes import Boxes
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.models.detection import Boxes, Detection
+from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.strategy import ChosenStrategy
 from pipeline_ops.training.worker import make_loop

@@ -32,8 +32,12 @@ from pipeline_ops.input.framework_internals import (
 )
 from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
-from pipeline_ops.training.checkpoints import Gather
 
+Gather = Callable[[bytes], list[bytes]]
+"""Sends a message of this worker to all workers, and returns the messages of all, by worker.
+
+A message has at most 128 bytes, without blanks at its end.
+"""
 _MESSAGE_BYTES = 128
 _MAX_NAMES = 20
 SHOW_REASON = (
@@ -72,7 +76,7 @@ class ChosenStrategy:
 def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
     """Joins the gang and returns once every worker is there. Must precede any other operation.
 
-    Raises ConfigError if GPUs can't be used, or compute something else than each other.
+    Raises ConfigError if GPUs cannot be used, or if their results differ.
     """
     configure_threads(spec)
     gpus = len(tf.config.list_physical_devices("GPU"))

@@ -21,12 +21,13 @@ from PIL import Image
 from pipeline_ops.artifacts.results import Epoch, GpuUsage, StepShares
 from pipeline_ops.config.train import Tensorboard
 from pipeline_ops.input.reading import build_evaluation_dataset
-from pipeline_ops.models.detection import Boxes, Detection, Detections
+from pipeline_ops.models.boxes import Boxes, Detections
+from pipeline_ops.models.detection import Detection
 from pipeline_ops.models.task import Task
 from pipeline_ops.pages.drawing import CELL_PIXELS, LabelledBox, count_boxes, draw_cell
-from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import cast_to_float
+from pipeline_ops.training.weight_files import Arrays
 
 
 @dataclasses.dataclass

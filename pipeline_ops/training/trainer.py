@@ -44,22 +44,16 @@ from pipeline_ops.models.task import (
 from pipeline_ops.models.user_errors import describe_call
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, to_logs
-from pipeline_ops.training.checkpoints import (
-    Arrays,
-    Checkpoints,
-    DivergedStep,
-    EpochSums,
-    Gather,
-    Restored,
-    TrainingState,
-)
+from pipeline_ops.training.checkpoints import Checkpoints, Restored
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Batches, Loop, StepResult
 from pipeline_ops.training.optimizer import Schedule
 from pipeline_ops.training.stop_signal import StopReceived, StopSignal
-from pipeline_ops.training.strategy import find_match
+from pipeline_ops.training.strategy import Gather, find_match
 from pipeline_ops.training.tensorboard import TensorboardWriter
+from pipeline_ops.training.training_state import DivergedStep, EpochSums, TrainingState
 from pipeline_ops.training.usage import GpuMonitor, TimeSums
+from pipeline_ops.training.weight_files import Arrays
 
 _REPORT_SECONDS, _VALIDATION_REPORT_SECONDS = 0.25, 1.0
 _SAVING = "saving"
@@ -84,7 +78,7 @@ class DivergedError(Exception):
 class Trainer:
     """One process's side of a training: a synchronous worker, or the chief of parameter servers.
 
-    All processes of a gang report progress: one that reports nothing counts as hung.
+    The supervisor restarts a gang in which no process reports progress.
     """
 
     spec: WorkerSpec
@@ -107,6 +101,8 @@ class Trainer:
     _best: Arrays = dataclasses.field(init=False)
     """The weights of the best epoch so far."""
     _batches: Batches = dataclasses.field(init=False)
+    _reported: float = dataclasses.field(default=0.0, init=False)
+    """The time of the last report of steps, of the monotonic clock."""
     _single_steps_until: int = dataclasses.field(default=0, init=False)
     """The step up to which each step has a call of its own, because one of them diverged."""
 
@@ -124,8 +120,8 @@ class Trainer:
                 continue
             if self._has_reached_limit():
                 break
-            # No fault of the validation costs the epoch, unless a callback has cut it short: that
-            # state is saved only once the epoch has ended.
+            # The epoch is saved before its validation, so a failed validation does not cost it. An
+            # epoch that a callback has ended early is saved afterwards.
             if self.checkpoints.saved_step != self.state.step and not self.state.stopped_early:
                 self._save()
             self._end_epoch()
@@ -184,38 +180,57 @@ class Trainer:
         A worker that got SIGTERM adds it to the sums that all workers reduce at every step. So all
         see it in the same call, save the same step and leave. No separate message could be late.
         """
-        state, every = self.state, self.config.checkpoint_every_steps
+        steps = self._begin_epoch()
+        while self.state.step < steps.stop and not self.state.stopped_early:
+            result = self._call_steps(steps)
+            self.checkpoints.raise_failure()
+            self._report_if_due(steps)
+            if result.is_stop_requested:
+                self._save()
+                self._leave()
+            self._save_if_due()
+
+    def _begin_epoch(self) -> range:
+        """Freezes weights, and calls the hook of an epoch that begins. Returns its steps."""
+        epoch = len(self.state.history)
         if self.config.freeze_epochs or self.config.freeze:
             self.loop.freeze(self._find_frozen())
-        epoch, has_batch_hooks = len(state.history), self.callbacks.has_batch_hooks
         begin = self.input.compute_epoch_end(epoch - 1) if epoch else 0
         end = self.input.compute_epoch_end(epoch)
-        end = min(end, self.spec.steps_limit or end)
-        if state.step == begin:
+        if self.state.step == begin:
             self._call_hook("on_epoch_begin", epoch)
         if self.loop.is_traced:
             self._report_step()
-        reported = 0.0
-        while state.step < end and not state.stopped_early:
-            steps_to_checkpoint = every - state.step % every
-            steps = self.config.steps_per_call if state.step else 1  # a first loss is there soon
-            max_steps = min(steps, end - state.step, steps_to_checkpoint)
-            if has_batch_hooks:
-                max_steps, batch = 1, state.step - begin
-                self._call_batch_hook("on_train_batch_begin", batch)
+        self._reported = 0.0
+        return range(begin, min(end, self.spec.steps_limit or end))
+
+    def _call_steps(self, steps: range) -> StepResult:
+        """Takes as many steps as one call may take, one if callbacks watch each batch."""
+        if not self.callbacks.has_batch_hooks:
             with self.input.raise_errors():
-                result = self._take_steps(max_steps)
-            if has_batch_hooks:
-                self._call_batch_hook("on_train_batch_end", batch, self._compute_epoch_means())
-            self.checkpoints.raise_failure()
-            if time.monotonic() - reported > _REPORT_SECONDS or state.step == end:
-                self._report(self._compute_epoch_means())
-                reported = time.monotonic()
-            is_due = state.step % every == 0 and not state.stopped_early  # the epoch ends first
-            if is_due or result.is_stop_requested:
-                self._save()
-            if result.is_stop_requested:
-                self._leave()
+                return self._advance(self._count_next_steps(steps))
+        batch = self.state.step - steps.start
+        self._call_batch_hook("on_train_batch_begin", batch)
+        with self.input.raise_errors():
+            result = self._advance(1)
+        self._call_batch_hook("on_train_batch_end", batch, self._compute_epoch_means())
+        return result
+
+    def _count_next_steps(self, steps: range) -> int:
+        """Returns the number of steps to the next checkpoint or the epoch's end, with a limit."""
+        step, every = self.state.step, self.config.checkpoint_every_steps
+        limit = self.config.steps_per_call if step else 1  # a first loss is there soon
+        return min(limit, steps.stop - step, every - step % every)
+
+    def _report_if_due(self, steps: range) -> None:
+        if self.state.step == steps.stop or time.monotonic() - self._reported > _REPORT_SECONDS:
+            self._report(self._compute_epoch_means())
+            self._reported = time.monotonic()
+
+    def _save_if_due(self) -> None:
+        is_due = self.state.step % self.config.checkpoint_every_steps == 0
+        if is_due and not self.state.stopped_early:  # an epoch that was cut short ends first
+            self._save()
 
     def _leave(self) -> NoReturn:
         with self._report_if_long(_SAVING):
@@ -233,8 +248,8 @@ class Trainer:
         found = {number for number in paths if epoch < (find_match(paths[number], ends) or 0)}
         return found | (paths.keys() - new if new and epoch < config.freeze_epochs else set())
 
-    def _take_steps(self, max_steps: int) -> StepResult:
-        """Takes at most the given number of steps in one call, and counts them and skipped ones."""
+    def _advance(self, max_steps: int) -> StepResult:
+        """Takes up to `max_steps` steps in one call, and leaves out those to be skipped."""
         state, skipped = self.state, self.state.skipped
         while max_steps and state.step in skipped:
             next(self._batches)
@@ -487,7 +502,7 @@ class Trainer:
             )
 
     def _report_step(self) -> None:
-        """Reports that a step begins, and with it the clock of steps."""
+        """Reports the start of a step, which starts its timeout."""
         self.progress.report(TRAIN_PHASE, self.state.step, self.input.total_steps, "steps")
 
     def _report(self, metrics: dict[str, float], epoch: int | None = None) -> None:

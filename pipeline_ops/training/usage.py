@@ -44,6 +44,57 @@ def read_clock(
     return tf.cond(is_timed, read, lambda: tf.zeros([], tf.float64))
 
 
+class ClockTimes(NamedTuple):
+    """The variables of a loop over steps that a `StepClock` keeps."""
+
+    waits: Waits
+    ended: tf.Tensor
+    """The time at which the last step ended, float64 []."""
+
+
+class StepClock:
+    """Measures steps inside of a compiled function. All times are 0 if they are not timed."""
+
+    def __init__(self, is_timed: bool | tf.Tensor):
+        self.is_timed = is_timed
+
+    def start(self) -> ClockTimes:
+        zero = tf.zeros([], tf.float64)
+        return ClockTimes(Waits(zero, zero), zero)
+
+    def wait_for(
+        self, get_batch: Callable[[], Any], number: tf.Tensor, times: ClockTimes
+    ) -> tuple[Any, ClockTimes]:
+        """Returns the next batch, for which the worker waits since its last step has ended."""
+        begun = read_clock(number, self.is_timed)  # once the host has scheduled the last step
+        with tf.control_dependencies([begun]):
+            batch = get_batch()
+        with tf.device("CPU:0"):
+            begun = tf.maximum(begun, times.ended)
+        wait = read_clock(tf.nest.flatten(batch)[0], self.is_timed, begun)
+        with tf.device("CPU:0"):
+            waits = times.waits._replace(input=times.waits.input + tf.maximum(wait, 0))
+        return batch, times._replace(waits=waits)
+
+    def measure_exchange(
+        self, exchange: Callable[[], list[tf.Tensor]], own: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the tensors of an exchange, and its seconds since this replica has its own."""
+        with tf.control_dependencies(own):
+            computed = read_clock(own[-1], self.is_timed)
+        totals = exchange()
+        with tf.control_dependencies(totals):
+            return totals, read_clock(totals[-1], self.is_timed, computed)
+
+    def end_step(
+        self, times: ClockTimes, communication: tf.Tensor, weight: tf.Tensor
+    ) -> ClockTimes:
+        """Adds the seconds of an exchange. The step ends when a weight has its new value."""
+        with tf.device("CPU:0"):
+            waits = times.waits._replace(communication=times.waits.communication + communication)
+        return ClockTimes(waits, read_clock(weight, self.is_timed))
+
+
 @dataclasses.dataclass
 class TimeSums:
     """Adds up the seconds of a training, since its worker has started."""

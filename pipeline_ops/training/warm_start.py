@@ -32,7 +32,7 @@ from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.raw_data.limits import check_expansion
 from pipeline_ops.registry.weights import find_checkpoint
 from pipeline_ops.storage.read_errors import make_read_error
-from pipeline_ops.training.checkpoints import Arrays, number_paths, read_named_arrays
+from pipeline_ops.training.weight_files import Arrays, number_paths, read_named_arrays
 from pipeline_ops.training.zoo_checkpoints import Backbone, convert_weight, match_backbone
 
 NamedArrays = list[tuple[str, np.ndarray]]

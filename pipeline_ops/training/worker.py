@@ -63,16 +63,8 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.training.callbacks import KerasCallbacks
-from pipeline_ops.training.checkpoints import (
-    KEEP,
-    Checkpoints,
-    CheckpointStore,
-    Gather,
-    Paths,
-    TrainingState,
-    compute_weights_digest,
-    write_arrays,
-)
+from pipeline_ops.training.checkpoint_store import CheckpointStore
+from pipeline_ops.training.checkpoints import KEEP, Checkpoints
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.optimizer import load_schedule, make_optimizer
@@ -87,6 +79,7 @@ from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.strategy import (
     ChosenStrategy,
+    Gather,
     build_placed,
     configure_threads,
     describe_devices,
@@ -97,8 +90,10 @@ from pipeline_ops.training.strategy import (
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer, describe_model
+from pipeline_ops.training.training_state import TrainingState
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
+from pipeline_ops.training.weight_files import Paths, compute_weights_digest, write_arrays
 from pipeline_ops.user_code.opened_files import require_named_files
 
 BuildModel = Callable[[], keras.Model]
@@ -229,18 +224,8 @@ def build_trainer(
     def report_waiting(message: str) -> None:
         progress.report(WAITING_PHASE, message=message)
 
-    told_at = -math.inf
-
-    def tell_preparation(done: int, total: int, unit: str) -> None:
-        nonlocal told_at
-        if done in (0, total) or time.monotonic() - told_at > _TELL_SECONDS:
-            told_at = time.monotonic()
-            progress.report("input", done, total, unit)
-
-    uri = request.inputs["preprocess"].uri
     cache = open_host_cache(config.input, report_waiting)
-    dataset = open_host_dataset(uri, config.input, cache, report_input)
-    folder = Path(spec.work) / TENSORBOARD
+    dataset = open_host_dataset(request.inputs["preprocess"].uri, config.input, cache, report_input)
     image_shape, num_classes = dataset.figures.image_shape, len(dataset.figures.class_names)
     build = functools.partial(build_model, config, image_shape, num_classes, code_folder)
     build_for_serving = functools.partial(build, for_training=False)
@@ -252,51 +237,95 @@ def build_trainer(
     loop = make_loop(config, chosen, task, functools.partial(build, for_training=True), code_folder)
     if isinstance(loop, OwnStepLoop):
         progress.report("model", message=loop.describe())
-    shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     gather = make_gather(chosen.strategy, spec)
-    code = compute_digest(request.fingerprint.code)
+    own_input = _open_input(spec, request, config, code_folder, dataset, task, gather, progress)
+    return Trainer(
+        spec=spec,
+        config=config,
+        task=loop.task,
+        loop=loop,
+        input=own_input,
+        checkpoints=_open_checkpoints(spec, gather, progress, loop.paths),
+        initialize=lambda: initialize_training(
+            config, request, loop, build_for_serving, progress, own_input.total_steps
+        ),
+        schedule=load_schedule(config.optimizer, code_folder),
+        callbacks=_open_callbacks(spec, config, code_folder, loop, build, own_input),
+        tensorboard=_open_tensorboard(spec, config, own_input, task, build_for_serving),
+        stop=stop,
+        progress=progress,
+        gpu_monitor=monitor,
+        gather=gather,
+    )
+
+
+def _open_input(
+    spec: WorkerSpec,
+    request: Request,
+    config: Train,
+    code_folder: Path,
+    dataset: HostDataset,
+    task: Task,
+    gather: Gather,
+    progress: ProgressWriter,
+) -> InputPipeline:
+    """Opens this worker's batches, of the data set or of the author's own examples."""
+    told_at, image_shape = -math.inf, dataset.figures.image_shape
+
+    def report(message: str) -> None:
+        progress.report("input", message=message)
+
+    def tell(done: int, total: int, unit: str) -> None:
+        nonlocal told_at
+        if done in (0, total) or time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
+            progress.report("input", done, total, unit)
+
+    shard = (spec.index, spec.workers) if spec.is_peer else (0, 1)
     if config.dataset:
         part = open_own_dataset(config, image_shape, code_folder, *shard)
-        input_pipeline: InputPipeline = OwnInputPipeline(
-            config, dataset, task, shard, part, gather, report_input
-        )
-    else:
-        own_change = load_own_change(config, image_shape, code_folder)
-        input_pipeline = InputPipeline(
-            config, dataset, task, shard, code, report_input, tell_preparation, own_change
-        )
-    return Trainer(
-        spec,
+        return OwnInputPipeline(config, dataset, task, shard, part, gather, report)
+    own_change = load_own_change(config, image_shape, code_folder)
+    code = compute_digest(request.fingerprint.code)
+    return InputPipeline(config, dataset, task, shard, code, report, tell, own_change)
+
+
+def _open_callbacks(
+    spec: WorkerSpec,
+    config: Train,
+    code_folder: Path,
+    loop: Loop,
+    build: Callable[..., keras.Model],
+    own_input: InputPipeline,
+) -> KerasCallbacks:
+    folder = CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"
+    return KerasCallbacks(
         config,
-        loop.task,
+        code_folder,
         loop,
-        input_pipeline,
-        _open_checkpoints(spec, gather, progress, loop.paths),
-        lambda: initialize_training(
-            config, request, loop, build_for_serving, progress, input_pipeline.total_steps
-        ),
-        load_schedule(config.optimizer, code_folder),
-        KerasCallbacks(
-            config,
-            code_folder,
-            loop,
-            build_for_callbacks(config, loop, build, code_folder) if config.callbacks else None,
-            Path(spec.work) / (CALLBACKS if spec.is_chief else f".{CALLBACKS}-{spec.index}"),
-            spec.is_chief,
-            {
-                "epochs": input_pipeline.num_epochs,
-                "steps": input_pipeline.compute_epoch_end(0),
-                "verbose": 1,
-            },
-        ),
-        TensorboardWriter(folder, config.tensorboard, input_pipeline, task, build_for_serving)
-        if spec.is_chief
-        else None,
-        stop,
-        progress,
-        monitor,
-        gather,
+        build_for_callbacks(config, loop, build, code_folder) if config.callbacks else None,
+        Path(spec.work) / folder,
+        spec.is_chief,
+        {
+            "epochs": own_input.num_epochs,
+            "steps": own_input.compute_epoch_end(0),
+            "verbose": 1,
+        },
     )
+
+
+def _open_tensorboard(
+    spec: WorkerSpec,
+    config: Train,
+    own_input: InputPipeline,
+    task: Task,
+    build: Callable[[], keras.Model],
+) -> TensorboardWriter | None:
+    """Opens the chief's event files. Other workers have none."""
+    if not spec.is_chief:
+        return None
+    folder = Path(spec.work) / TENSORBOARD
+    return TensorboardWriter(folder, config.tensorboard, own_input, task, build)
 
 
 def _open_checkpoints(
@@ -306,7 +335,7 @@ def _open_checkpoints(
     if spec.stored:
         work.mkdir(parents=True, exist_ok=True)
         root = open_root(spec.stored.uri)
-        store = CheckpointStore(root, spec.stored.token, KEEP, spec.stored.is_exchanged)
+        store = CheckpointStore(root, spec.stored.token, KEEP, spec.stored.is_shared)
     return Checkpoints(
         work,
         KEEP,
@@ -339,7 +368,7 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
         folders = (work / name for name in (CALLBACKS, TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
         paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
-    if spec.stored and spec.stored.is_exchanged:  # for a launcher on another host
+    if spec.stored and spec.stored.is_shared:  # for a launcher on another host
         store_files(work, paths, open_root(spec.stored.locate_results(spec.name)))
 
 
@@ -365,7 +394,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
     if figures.task == "detection":
         most_boxes = figures.most_boxes_to_answer
         head = make_head(config, figures.image_shape, len(figures.class_names), most_boxes)
-        return Detection(figures.image_shape, head, config.gate_figures, weights, most_boxes)
+        return Detection(figures.image_shape, head, config.gate_metrics, weights, most_boxes)
     loss, metrics = load_user_functions(config, folder)
     return Classification(
         figures.image_shape,
@@ -373,7 +402,7 @@ def make_task(config: Train, folder: Path, dataset: HostDataset) -> Task:
         config.label_smoothing,
         loss,
         metrics,
-        config.gate_figures,
+        config.gate_metrics,
         len(figures.class_names),
     )
 

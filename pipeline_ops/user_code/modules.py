@@ -112,7 +112,7 @@ def import_module(module: str, remedy: str) -> ModuleType:
 
 @contextlib.contextmanager
 def hide_modules(names: Iterable[str]) -> Iterator[None]:
-    """Has modules not found by an import of Beam, which warns of others that are not installed."""
+    """Hides modules from the import of Beam, and silences its warnings of missing ones."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     logging.disable(logging.WARNING)

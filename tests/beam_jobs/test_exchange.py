@@ -107,7 +107,7 @@ def test_a_worker_reports_now_and_then_and_stops_when_it_is_told_to(exchange, mo
     reporter = ProgressReporter(exchange, "train-0")
     reporter.add(is_rejected=True)
     assert results.read_progress() == (0, 0), "the next report is not due"
-    monkeypatch.setattr(Exchange, "seconds", 0.0)
+    monkeypatch.setattr(Exchange, "poll_seconds", 0.0)
     reporter = ProgressReporter(exchange, "train-0")
     for number in range(3):
         reporter.add(is_rejected=number == 1)

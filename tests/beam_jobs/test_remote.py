@@ -312,6 +312,8 @@ def test_objects_are_fetched_a_few_ahead_and_some_may_be_left_out(remote):
     assert [reader.read(file) for file in files[::7]] == [
         (remote[1].root / file.key).read() for file in files[::7]
     ]
+    with pytest.raises(LookupError, match="is not one of the records that follow"):
+        reader.read(files[0])
 
 
 def test_a_name_is_taken_as_it_is_and_an_object_may_be_empty(store):

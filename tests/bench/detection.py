@@ -104,7 +104,7 @@ def print_curve(config: PipelineConfig, dataset: str, files: list[Path], count: 
     from pipeline_ops.input.tensorflow_start import tf
     from pipeline_ops.models import build_model, make_head
     from pipeline_ops.served.client import read_true_boxes
-    from pipeline_ops.training.checkpoints import read_arrays
+    from pipeline_ops.training.weight_files import read_arrays
 
     manifest = read_manifest(dataset)
     figures = DatasetFigures.model_validate(manifest.figures)

@@ -24,7 +24,7 @@ from measuring import format_spread, make_parser
 from beam_jobs.io.example import pack
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
-from pipeline_ops.evaluation.classifier import compute_findings, predict_all
+from pipeline_ops.evaluation.classifier import Answers, compute_findings
 from pipeline_ops.evaluation.detector import evaluate_boxes
 from pipeline_ops.served.client import (
     ImageDetections,
@@ -117,17 +117,10 @@ def save_as_served(model, folder: Path) -> Path:
 def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> float:
     """Computes all figures of one model, as the job does. Returns its accuracy."""
     names = [str(c) for c in range(CLASSES)]
-    answers = predict_all(
-        [model],
-        read_encoded_batches([shard], BATCH),
-        count,
-        names,
-        TOP_K,
-        [Slice(by="folder")],
-        scratch,
-        lambda done: None,
-    )
-    found = compute_findings(answers, names, TOP_K, [{}])
+    answers = Answers(1, count, names, TOP_K, scratch, [Slice(by="folder")])
+    for batch in read_encoded_batches([shard], BATCH):
+        answers.add(batch, [model.classify(batch)])
+    found = compute_findings(answers.join(), names, TOP_K, [{}])
     return found.whole.challenger.metrics["accuracy"]
 
 

@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from pipeline_ops.config.train import Train
 from pipeline_ops.models import backbones, digits_cnn
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.training.checkpoints import Arrays
 from pipeline_ops.training.loop import SynchronousLoop
+from pipeline_ops.training.weight_files import Arrays
 
 SHAPE, CLASSES, HEAD = (16, 16, 1), 5, 2
 RATE, FIRST_BATCH, FIRST_STEPS, BATCH = 1e-3, 32, 560, 8

@@ -28,18 +28,16 @@ from sklearn.datasets import load_digits  # noqa: E402
 from beam_jobs.io.example import pack  # noqa: E402
 from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
-from pipeline_ops.input.reading import (  # noqa: E402
-    EncodedSource,
-    MemorySource,
-    SplitShards,
-    build_training_dataset,
-)
+from pipeline_ops.input.batches import build_training_dataset  # noqa: E402
+from pipeline_ops.input.reading import SplitShards  # noqa: E402
+from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402
 from pipeline_ops.input.tensorflow_start import tf
 from pipeline_ops.models import build_model  # noqa: E402
 from pipeline_ops.models.classification import Classification  # noqa: E402
 from pipeline_ops.system.disk_cache import HostCache  # noqa: E402
-from pipeline_ops.training.checkpoints import Checkpoints, TrainingState  # noqa: E402
+from pipeline_ops.training.checkpoints import Checkpoints  # noqa: E402
 from pipeline_ops.training.loop import SynchronousLoop  # noqa: E402
+from pipeline_ops.training.training_state import TrainingState  # noqa: E402
 
 ROUNDS, STEPS_BETWEEN, BATCH = 7, 10, 64
 SHAPE = (28, 28, 1)

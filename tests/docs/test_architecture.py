@@ -14,6 +14,8 @@ _LIMITS = {
     "From a YAML to a DAG": 12,
     "From `execute` to the process of a job": 15,
     "From the conf of a run to the request": 8,
+    "From a batch to a checkpoint": 14,
+    "From a hang to the next incarnation": 9,
 }
 
 

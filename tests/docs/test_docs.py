@@ -260,6 +260,15 @@ def check_training(folder: Path, options: dict[str, Any]) -> None:
     validate_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
 
 
+def test_each_benchmark_is_in_the_table_and_make_bench_runs_the_first_ones():
+    page = (CODE_ROOT / "CONTRIBUTING.md").read_text().partition("## Benchmarks")[2]
+    named = re.findall(r"`(\w+\.py)`", page.partition("\n## ")[0])
+    assert sorted(named) == sorted(file.name for file in (CODE_ROOT / "tests/bench").glob("*.py"))
+    rows = re.findall(r"^\| `(\w+\.py)`", page, re.M)
+    run = re.findall(r"tests/bench/(\w+\.py)", (CODE_ROOT / "Makefile").read_text())
+    assert rows[: len(run)] == run
+
+
 def test_the_page_of_sources_has_the_limits_of_the_readers():
     page = (CODE_ROOT / "docs" / "data-sources.md").read_text()
     table = page.partition("## How much may a file cost?")[2].partition("\n## ")[0]

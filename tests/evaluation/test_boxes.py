@@ -9,7 +9,7 @@ from pipeline_ops.evaluation.detector import (
     answer_mean_boxes,
     count_mistakes,
     evaluate_boxes,
-    match,
+    match_boxes,
     recommend_min_score,
 )
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
@@ -20,7 +20,7 @@ A, B, CROWD = [0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 100, 100]
 def found(boxes, classes, scores, crowd=False):
     truths = np.array([A, B] + [CROWD] * crowd, float)
     is_crowd = np.array([False, False] + [True] * crowd)
-    truth_indexes, is_ignored = match(
+    truth_indexes, is_ignored = match_boxes(
         TrueBoxes("", b"", truths, np.array([0, 1] + [0] * crowd), is_crowd),
         ImageDetections(np.array(boxes, float).reshape(-1, 4), np.array(classes), np.array(scores)),
     )
@@ -51,7 +51,7 @@ def test_each_true_box_is_found_once(boxes, classes, scores, truth_indexes):
 
 def test_a_box_of_its_own_class_comes_before_a_nearer_one():
     truths = np.array([[0, 0, 10, 10], [0, 0, 10, 12]], float)
-    truth_indexes, _ = match(
+    truth_indexes, _ = match_boxes(
         TrueBoxes("", b"", truths, np.array([1, 0]), np.zeros(2, bool)),
         ImageDetections(np.array([[0, 0, 10, 10]], float), np.array([0]), np.array([0.9])),
     )
@@ -117,7 +117,7 @@ def test_the_recommended_threshold_has_the_largest_f1(scores, right, threshold):
     tried = {}
     for hundredths in range(5, 96):
         kept = detections[0].filter_by_score(hundredths / 100 - 1e-9)
-        hits = (match(scenes[0], kept)[0] >= 0).sum()
+        hits = (match_boxes(scenes[0], kept)[0] >= 0).sum()
         tried[hundredths / 100] = 2 * hits / (len(kept.scores) + sum(right) + 2)
     assert tried[threshold] == max(tried.values()) or not any(right)
 

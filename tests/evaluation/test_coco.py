@@ -30,7 +30,7 @@ from pipeline_ops.evaluation.detector import (
     evaluate_boxes,
 )
 from pipeline_ops.evaluation.gate import judge
-from pipeline_ops.evaluation.metrics import Group, build_drawn_group, draw_weights
+from pipeline_ops.evaluation.metrics import ExampleGroup, build_drawn_group, draw_weights
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
 NAMES = (
@@ -403,7 +403,7 @@ def test_draws_of_groups_of_images_vary_as_those_of_the_images_do():
         assert limited[name].std() == pytest.approx(spread, rel=0.2)
 
 
-def build_whole_group(models, num_images) -> Group:
+def build_whole_group(models, num_images) -> ExampleGroup:
     figures = [
         ModelEvaluation(metrics=compute_known_figures(each, num_images), classes=[], confusion=[])
         for each in models

@@ -103,7 +103,7 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
     """The formats are loaded from the published version and run on all test images."""
     from pipeline_ops.export.check import choose_rule
     from pipeline_ops.export.formats import FORMAT_PATHS, load_format
-    from pipeline_ops.served.references import References, compare
+    from pipeline_ops.served.references import References, check_agreement
 
     manifest = read_manifest(chain["export"] / NAME)
     figures = ModelFigures.model_validate(manifest.figures)
@@ -124,7 +124,7 @@ def test_every_format_of_a_detector_finds_the_same_boxes_as_the_trained_model(ch
         if name in FORMAT_PATHS:
             answer = load_format(name, version / FORMAT_PATHS[name])(references.images)
             assert (
-                compare(
+                check_agreement(
                     references.outputs,
                     references.pack(answer),
                     choose_rule(name, Export(model="any"), "detection"),

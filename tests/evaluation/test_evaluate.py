@@ -260,10 +260,10 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_and_not_a_signal(
     program = """
 import pathlib, resource, sys
 from pipeline_ops.errors import MachineError
-from pipeline_ops.evaluation.classifier import predict_all
+from pipeline_ops.evaluation.classifier import Answers
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
-    predict_all([None], [], 1_000_000, "x" * 100, 5, [], pathlib.Path(sys.argv[1]), print)
+    Answers(1, 1_000_000, "x" * 100, 5, pathlib.Path(sys.argv[1]))
 except MachineError as error:
     print("refused:", error)
 """

@@ -16,7 +16,7 @@ from pipeline_ops.artifacts.results import (
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import judge
-from pipeline_ops.evaluation.metrics import Group
+from pipeline_ops.evaluation.metrics import ExampleGroup
 
 
 def evidence(
@@ -33,7 +33,7 @@ def evidence(
         else ModelEvaluation(metrics=metrics, classes=[], confusion=[], measures=metrics)
         for metrics in (challenger, champion)
     ]
-    whole = Group(100, *models, baseline=baseline or {})
+    whole = ExampleGroup(100, *models, baseline=baseline or {})
     return {"whole": whole, "no_champion_reason": why, **more}
 
 
@@ -285,7 +285,7 @@ def test_a_rule_for_every_class_has_a_verdict_for_each_and_one_without_examples_
             class_figures("emu", 0.0, 0),
         ],
     )
-    whole = Group(20, model)
+    whole = ExampleGroup(20, model)
     verdicts = judge([Rule(metric="recall", of_class="*", at_least=0.8)], whole)
     assert [(v.subject, v.passed) for v in verdicts] == [
         ("class cat", True),

@@ -9,7 +9,7 @@ from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import judge
 from pipeline_ops.evaluation.metrics import (
-    Group,
+    ExampleGroup,
     ModelPredictions,
     build_group,
     build_slice_groups,
@@ -27,7 +27,7 @@ def answer(labels: np.ndarray, classes: np.ndarray) -> ModelPredictions:
     )
 
 
-def two_models(right: int, only_first: int, only_second: int, wrong: int) -> Group:
+def two_models(right: int, only_first: int, only_second: int, wrong: int) -> ExampleGroup:
     """The counts of examples that both models, one model, or no model gets right.
 
     There are two classes. All examples are of the first.

@@ -19,9 +19,8 @@ from sklearn.metrics import (
 from pipeline_ops.evaluation import metrics
 from pipeline_ops.evaluation.classifier import answer_class_shares
 from pipeline_ops.evaluation.metrics import (
-    RECALL_THRESHOLDS,
     ModelPredictions,
-    compare,
+    compare_answers,
     compute_calibration_bins,
     compute_calibration_error,
     compute_interval_95,
@@ -31,6 +30,7 @@ from pipeline_ops.evaluation.metrics import (
     evaluate_model,
     find_in_top_k,
 )
+from pipeline_ops.precision_recall import RECALL_THRESHOLDS
 
 RATES = ("precision", "recall", "f1")
 MEANS = ("macro_precision", "macro_recall", "macro_f1")
@@ -120,7 +120,7 @@ def test_the_answers_of_two_models_are_counted():
     labels = np.zeros(22, int)
     counts = (5, 9, 5, 3)
     challenger, champion = (np.repeat(each, counts) for each in ((0, 0, 1, 1), (0, 1, 0, 1)))
-    assert compare(labels, challenger, champion) == {
+    assert compare_answers(labels, challenger, champion) == {
         "both_right": 5,
         "only_challenger_right": 9,
         "only_champion_right": 5,

@@ -10,8 +10,7 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import ModelPredictions, build_slice_groups
 from pipeline_ops.evaluation.slices import (
     MISSING_VALUE,
-    compute_slice_values,
-    join_slice_values,
+    SliceValues,
 )
 from pipeline_ops.served.client import EncodedBatch
 
@@ -23,6 +22,13 @@ def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatc
         np.zeros(len(keys), int),
         features,
     )
+
+
+def collect(slices, *batches):
+    values = SliceValues(slices)
+    for each in batches:
+        values.add(each)
+    return {name: found.tolist() for name, found in values.join().items()}
 
 
 @pytest.mark.parametrize(
@@ -39,22 +45,23 @@ def batch(keys=("a/b/1.png", "2.png"), sizes=(3, 40), **features) -> EncodedBatc
     ],
 )
 def test_an_example_has_the_value_that_its_key_size_or_feature_says(part, features, values):
-    assert compute_slice_values(batch(**features), [part]) == {part.title: values}
+    assert collect([part], batch(**features)) == {part.title: values}
+    assert collect([part], *[batch(**features)] * 2) == {part.title: values * 2}
 
 
 def test_edges_for_text_are_refused():
     with pytest.raises(DataError, match="camera has edges, but 'front' is not a number"):
-        compute_slice_values(batch(camera=[b"front", b"back"]), [Slice(by="camera", edges=[1.0])])
+        collect([Slice(by="camera", edges=[1.0])], batch(camera=[b"front", b"back"]))
 
 
 def test_a_feature_that_no_example_has_is_refused():
     with pytest.raises(DataError, match="no test example has the feature 'camera'"):
-        join_slice_values({"camera": [MISSING_VALUE, MISSING_VALUE]}, [Slice(by="camera")])
+        collect([Slice(by="camera")], batch(camera=[None, None]))
 
 
 def test_a_slice_of_too_many_values_is_refused():
     with pytest.raises(DataError, match="id has 101 values"):
-        join_slice_values({"id": [str(i) for i in range(101)]}, [Slice(by="id")])
+        collect([Slice(by="id")], batch([str(n) for n in range(101)], [1] * 101, id=range(101)))
 
 
 @pytest.mark.parametrize(

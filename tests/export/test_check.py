@@ -12,7 +12,7 @@ from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.check import check_format, choose_rule
 from pipeline_ops.served.client import RawRecord, pack_raw_record
-from pipeline_ops.served.references import AgreementRule, References, compare
+from pipeline_ops.served.references import AgreementRule, References, check_agreement
 
 REFERENCES = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
 
@@ -113,13 +113,13 @@ def test_references_that_are_no_array_are_refused(training):
 )
 def test_a_difference_beyond_the_tolerance_is_refused_with_its_size(answers, complaint):
     with pytest.raises(DataError, match=complaint):
-        compare(REFERENCES, np.array(answers, np.float32), RULE, "the SavedModel")
+        check_agreement(REFERENCES, np.array(answers, np.float32), RULE, "the SavedModel")
 
 
 def test_another_answer_is_refused_however_small_the_difference():
     close = np.array([[0.50001, 0.49999]], np.float32)
     with pytest.raises(DataError, match="0.0% of the answers are the same"):
-        compare(
+        check_agreement(
             close,
             close[:, ::-1],
             AgreementRule(1e-3, 1.0, ("export.tolerance", "the format")),
@@ -128,13 +128,13 @@ def test_another_answer_is_refused_however_small_the_difference():
 
 
 def test_a_difference_within_the_tolerance_is_measured():
-    agreement = compare(REFERENCES, REFERENCES + np.float32(5e-5), RULE, "the SavedModel")
+    agreement = check_agreement(REFERENCES, REFERENCES + np.float32(5e-5), RULE, "the SavedModel")
     assert agreement.max_difference == pytest.approx(5e-5, rel=1e-2)
 
 
 def test_without_references_nothing_is_accepted():
     with pytest.raises(DataError, match="Train again"):
-        compare(np.empty((0, 2)), np.empty((0, 2)), RULE, "the SavedModel")
+        check_agreement(np.empty((0, 2)), np.empty((0, 2)), RULE, "the SavedModel")
 
 
 def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
@@ -161,9 +161,9 @@ def test_a_signature_that_answers_otherwise_is_refused_by_name(training):
 def test_how_far_eight_bits_may_be_off_is_a_matter_of_its_own():
     rule = choose_rule("tflite_int8", CONFIG)
     far = REFERENCES + np.array([[-0.2, 0.2], [0.2, -0.2]], np.float32)
-    assert compare(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
+    assert check_agreement(REFERENCES, far, rule, "the format tflite_int8").top1_agreement == 1.0
     with pytest.raises(DataError, match=r"export\.int8\.top1_agreement requires 95\.0%"):
-        compare(
+        check_agreement(
             REFERENCES,
             REFERENCES[:, ::-1],
             AgreementRule(1.0, 0.95, rule.keys),

@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,91 +43,24 @@ def test_curl_gets_a_prediction(server, tmp_path):
     )
 
 
-def test_all_forms_get_the_same_answer(server):
+def test_files_with_and_without_their_name_get_the_answer_of_the_model(server):
+    import tensorflow as tf
+
     encoded = [as_b64(image) for image in server.encoded[:5]]
-    expected = server.predict(instances=encoded)["predictions"]
-    assert [each["classes"] for each in expected] == [
-        int(np.argmax(each["probabilities"])) for each in expected
-    ]
-    assert (
-        server.predict(instances=[{"image_bytes": each} for each in encoded])["predictions"]
-        == expected
+    found = server.predict(instances=encoded)["predictions"]
+    named = server.predict(instances=[{"image_bytes": each} for each in encoded])["predictions"]
+    assert found == named
+    model = tf.saved_model.load(server.sandbox.registry.get_version(2).folder)
+    wanted = model.signatures["serving_default"](image_bytes=tf.constant(server.encoded[:5]))
+    assert [each["classes"] for each in found] == wanted["classes"].numpy().tolist()
+    np.testing.assert_allclose(
+        [each["probabilities"] for each in found], wanted["probabilities"].numpy(), atol=1e-6
     )
-    columns = server.predict(inputs={"image_bytes": encoded})["outputs"]
-    assert columns == {name: [each[name] for each in expected] for name in expected[0]}
-    others = {
-        "images": server.images[:5].tolist(),
-        "examples": [as_b64(record) for record in server.records[:5]],
-    }
-    for signature, instances in others.items():
-        found = server.predict(signature_name=signature, instances=instances)["predictions"]
-        np.testing.assert_allclose(
-            [each["probabilities"] for each in found],
-            [each["probabilities"] for each in expected],
-            atol=1e-5,
-        )
 
 
 def test_most_answers_are_right(server):
-    response = server.predict(inputs=[as_b64(image) for image in server.encoded])["outputs"][
-        "classes"
-    ]
-    assert np.mean(np.array(response) == server.labels) > 0.8
-
-
-@pytest.mark.parametrize("path", ["", "/versions/2", "/labels/champion"])
-def test_state_and_metadata_are_the_messages_of_tensorflow_serving(server, path):
-    status_pb2 = pytest.importorskip(
-        "tensorflow_serving.apis.get_model_status_pb2",
-        reason="tensorflow-serving-api is not installed",
-    )
-    from google.protobuf import json_format
-    from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2
-
-    code, response = server.get(f"/v1/models/digits{path}")
-    [state] = json_format.ParseDict(
-        response, status_pb2.GetModelStatusResponse()
-    ).model_version_status
-    assert (
-        code == 200
-        and state.version == 2
-        and state.state == status_pb2.ModelVersionStatus.AVAILABLE
-        and state.status.error_code == 0
-    )
-    code, response = server.get(f"/v1/models/digits{path}/metadata")
-    signatures = json_format.ParseDict(
-        response["metadata"]["signature_def"], get_model_metadata_pb2.SignatureDefMap()
-    ).signature_def
-    assert json_format.ParseDict(response["model_spec"], model_pb2.ModelSpec()).version.value == 2
-    assert {"serving_default", "images", "examples"} <= set(signatures)
-    assert signatures["serving_default"].inputs["image_bytes"].dtype == 7  # DT_STRING
-    assert signatures["serving_default"].method_name == "tensorflow/serving/predict"
-
-
-def test_requests_as_tensorflow_serving_logs_them_can_be_asked_over_rest(server):
-    """The warm-up requests of the version, read with its own messages."""
-    log_pb2 = pytest.importorskip(
-        "tensorflow_serving.apis.prediction_log_pb2",
-        reason="tensorflow-serving-api is not installed",
-    )
-    import tensorflow as tf
-
-    file = (
-        Path(server.sandbox.registry.get_version(2).folder)
-        / "assets.extra"
-        / "tf_serving_warmup_requests"
-    )
-    for record in tf.data.TFRecordDataset([str(file)]).as_numpy_iterator():
-        request = log_pb2.PredictionLog.FromString(record).predict_log.request
-        inputs = {name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}
-        columns = {
-            name: [as_b64(item) for item in array] if array.dtype == object else array.tolist()
-            for name, array in inputs.items()
-        }
-        response = server.predict(signature_name=request.model_spec.signature_name, inputs=columns)[
-            "outputs"
-        ]
-        assert len(response["classes"]) == len(next(iter(inputs.values())))
+    answers = server.predict(instances=[as_b64(image) for image in server.encoded])["predictions"]
+    assert np.mean(np.array([each["classes"] for each in answers]) == server.labels) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -143,31 +75,20 @@ def test_requests_as_tensorflow_serving_logs_them_can_be_asked_over_rest(server)
         ),
         (
             "/v1/models/digits:predict",
-            json.dumps({"signature_name": "no", "instances": ["x"]}).encode(),
+            json.dumps({"signature_name": "images", "instances": ["x"]}).encode(),
             400,
-            "there is no signature 'no'",
+            "only rows of the signature serving_default are served here",
         ),
         (
             "/v1/models/other:predict",
             b"{}",
             404,
-            "there is no model other on this server, only digits",
+            "there is no /v1/models/other:predict, only /v1/models/digits:predict",
         ),
-        (
-            "/v1/models/digits/versions/7:predict",
-            b"{}",
-            404,
-            "version 7 is not loaded, only version 2",
-        ),
-        (
-            "/v1/models/digits/labels/canary:predict",
-            b"{}",
-            404,
-            "the label canary is not served, only champion",
-        ),
-        ("/v1/models/digits:classify", b"{}", 501, "only :predict is served"),
-        ("/v1/models/digits", b"{}", 501, "only :predict is served"),
-        ("/../../etc/passwd", b"{}", 404, "Malformed request"),
+        ("/v1/models/digits/versions/2:predict", b"{}", 404, "only /v1/models/digits:predict"),
+        ("/v1/models/digits:classify", b"{}", 404, "only /v1/models/digits:predict"),
+        ("/v1/models/digits", b"{}", 404, "only /v1/models/digits:predict"),
+        ("/../../etc/passwd", b"{}", 404, "only /v1/models/digits:predict"),
     ],
 )
 def test_a_bad_request_gets_its_status_and_the_reason(server, path, body, status, complaint):
@@ -181,6 +102,7 @@ def test_a_bad_request_gets_its_status_and_the_reason(server, path, body, status
         ("/serve.py", 404),
         ("/v1/models/digits:predict", 405),
         ("/v1/models", 404),
+        ("/v1/models/digits/metadata", 404),
         ("/page.css", None),
     ],
 )

@@ -30,7 +30,7 @@ def read(sandbox: Sandbox) -> ServingStatistics | None:
 
 
 def serve(sandbox: Sandbox, end: signal.Signals, more: Sequence[str] = ()) -> str:
-    """Asks a server for predictions in two forms, and ends it. Returns its messages."""
+    """Asks a server for predictions twice, and ends it. Returns its messages."""
     command = serve_command("digits", sandbox.registry.location.parent, 0, *more)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -39,7 +39,7 @@ def serve(sandbox: Sandbox, end: signal.Signals, more: Sequence[str] = ()) -> st
             server = Server(process, sandbox, sandbox.dataset)
             server.wait_for_version(1)
             server.predict(instances=[as_b64(image) for image in server.encoded[:5]])
-            server.predict(signature_name="images", instances=server.images[:2].tolist())
+            server.predict(instances=[as_b64(image) for image in server.encoded[5:7]])
             process.send_signal(end)
             assert process.wait(60) == (-end if end == signal.SIGKILL else 0)
         finally:
@@ -56,8 +56,8 @@ def test_a_server_counts_its_requests_and_writes_them_when_it_ends(sandbox):
     assert (found.num_images, found.num_measured, found.versions) == (7, 7, {1: 7})
     assert set(found.labels) <= set(NAMES) and sum(found.labels.values()) == 7
     counted = {name: histogram.count for name, histogram in found.features.items()}
-    assert counted["image_width"] == 5 and counted["brightness"] == counted["score"] == 7
-    assert found.properties["format"] == {"PNG": 5}
+    assert counted["image_width"] == counted["brightness"] == counted["score"] == 7
+    assert found.properties["format"] == {"PNG": 7}
     written = b"".join(file.read_bytes() for file in folder.rglob("*.jsonl"))
     assert b"127.0.0.1" not in written and len(written) < 8192
 

@@ -73,7 +73,7 @@ def load_from(scenes, pad_to=None):
     """Loads examples as a source does, with boxes padded as in a split that is held in memory."""
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     images, all_boxes = scenes
     most = pad_to or max(map(len, all_boxes))

@@ -56,7 +56,7 @@ def parse(image_shape=(16, 16, 1)):
 
 
 def source_of(name, split, cache):
-    from pipeline_ops.input.reading import DiskSource, EncodedSource, MemorySource
+    from pipeline_ops.input.sources import DiskSource, EncodedSource, MemorySource
 
     match name:
         case "encoded in memory":
@@ -71,10 +71,11 @@ def source_of(name, split, cache):
 
 def batches(split, count, worker=0, workers=1, start_step=0, seed=3, source=None):
     """Returns images and labels of the first batches."""
-    from pipeline_ops.input.reading import EncodedSource, build_training_dataset, slice_batch
+    from pipeline_ops.input.batches import build_training_dataset, find_worker_slice
+    from pipeline_ops.input.sources import EncodedSource
 
     part, source = (
-        slice_batch(worker, workers, BATCH),
+        find_worker_slice(worker, workers, BATCH),
         source or EncodedSource(split, parse(), UNUSED),
     )
     return [
@@ -95,7 +96,7 @@ def test_it_does_not_matter_where_examples_come_from(split, cache, name):
 
 
 def test_long_preparations_tell_how_far_they_are(split, tmp_path):
-    from pipeline_ops.input.reading import DiskSource, EncodedSource, MemorySource
+    from pipeline_ops.input.sources import DiskSource, EncodedSource, MemorySource
 
     told: list[tuple[int, int, str]] = []
     cache = HostCache(tmp_path, 1 << 30)
@@ -143,7 +144,8 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
     split, workers
 ):
     """No batch size divides the split, so the last batch continues with the next epoch."""
-    from pipeline_ops.input.reading import EncodedSource, read_step_examples
+    from pipeline_ops.input.batches import read_step_examples
+    from pipeline_ops.input.sources import EncodedSource
 
     epochs, source = 3, EncodedSource(split, parse(), UNUSED)
     steps = split.compute_epoch_end_step(epochs - 1, BATCH)
@@ -193,7 +195,7 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own(split):
 def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
     import tensorflow as tf
 
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     order = make_order(split, 3, None)
     numbers = [
@@ -213,7 +215,7 @@ def test_an_order_has_no_trace_of_the_order_in_the_shards(split):
 
 def test_what_does_not_fit_is_not_cached_and_that_is_said(split, cache):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.reading import EncodedSource, open_example_source
+    from pipeline_ops.input.sources import EncodedSource, open_example_source
 
     said = []
     options = InputOptions(cache="memory", cache_limit_mib=1)

@@ -77,6 +77,136 @@ def test_each_variable_of_an_optimizer_is_in_one_slot(name, slots):
     )
 
 
+# What each part means, for the day on which it still exists and means something else.
+
+
+def make_optimizer(**options):
+    """Returns an optimizer with a learning rate of 1, and its weight."""
+    import keras
+
+    weight = keras.Variable([0.0])
+    optimizer = keras.optimizers.SGD(1.0, **options)
+    optimizer.build([weight])
+    return optimizer, weight
+
+
+def test_an_optimizer_adds_up_gradients_in_one_place_and_once():
+    import tensorflow as tf
+
+    optimizer, weight = make_optimizer()
+    calls = []
+
+    def triple(pairs):
+        calls.append(pairs)
+        return [(3 * gradient, variable) for gradient, variable in pairs]
+
+    optimizer._all_reduce_sum_gradients = triple
+    optimizer.apply_gradients([(tf.ones(1), weight)])
+    assert len(calls) == 1 and weight.numpy().tolist() == [-3.0]
+
+
+def test_with_kept_gradients_an_optimizer_exchanges_nothing(monkeypatch):
+    import tensorflow as tf
+
+    def exchange(*_):
+        raise AssertionError("gradients are added up once more")
+
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope():
+        kept, weight = make_optimizer()
+        plain, other = make_optimizer()
+    framework_internals.keep_gradients(kept)
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", exchange)
+    strategy.run(lambda: kept.apply_gradients([(tf.ones(1), weight)]))
+    assert weight.numpy().tolist() == [-1.0]
+    with pytest.raises(AssertionError, match="once more"):
+        strategy.run(lambda: plain.apply_gradients([(tf.ones(1), other)]))
+
+
+def test_averages_are_updated_by_the_replaced_method_alone_once_in_a_step():
+    import tensorflow as tf
+
+    optimizer, weight = make_optimizer(use_ema=True)
+    calls = []
+    framework_internals.replace_average_update(optimizer, calls.append)
+    optimizer.apply_gradients([(tf.ones(1), weight)])
+    [[updated]] = calls
+    [average] = framework_internals.get_slots(optimizer)["averages"]
+    assert updated is weight and average.numpy().tolist() == [0.0]
+
+
+def test_dropout_draws_from_the_state_that_is_known_by_its_name():
+    import keras
+
+    layer = keras.layers.Dropout(0.5, seed=7)
+    [state] = layer.variables
+    assert state.name == framework_internals.SEED_STATE
+    assert state.numpy()[0] == 7, "a generator is known by its seed"
+    before, images = state.numpy(), keras.ops.ones((1, 100))
+    first = layer(images, training=True).numpy()
+    assert (state.numpy() != before).any()
+    state.assign(before)
+    assert (layer(images, training=True).numpy() == first).all()
+
+
+def test_the_path_of_a_variable_is_known_while_it_is_created():
+    import keras
+
+    paths = []
+
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            def initial(shape, dtype):
+                paths.append(framework_internals.get_creation_path())
+                return keras.ops.zeros(shape, dtype)
+
+            self.kernel = self.add_weight(shape=[1], initializer=initial, name="kernel")
+
+    layer = Layer(name="mine")
+    layer.build([1])
+    assert [f"{path}/kernel" for path in paths] == [layer.kernel.path]
+
+
+def test_the_layers_inside_of_layers_are_listed():
+    import keras
+
+    inner = keras.Sequential([keras.layers.Dense(1, name="inner")])
+    model = keras.Sequential([keras.Input([1]), inner, keras.layers.ReLU(name="outer")])
+    names = {layer.name for layer in framework_internals.list_layers(model)}
+    assert names >= {"inner", "outer", inner.name} and model.name not in names
+
+
+def test_the_assigned_weights_of_a_graph_are_listed_and_those_that_depend_on_a_batch():
+    import keras
+    import tensorflow as tf
+
+    read, counted, learned = (keras.Variable([0.0], name=name) for name in ("a", "b", "c"))
+    found = []
+
+    @tf.function
+    def step(batch):
+        counted.assign(counted.value + 1)
+        learned.assign(read.value + tf.reduce_mean(batch))
+        weights = [read, counted, learned]
+        found.append(framework_internals.list_assigned(weights))
+        found.append(framework_internals.list_assigned(weights, [batch]))
+
+    step(tf.ones([2]))
+    assert found == [["b", "c"], ["c"]]
+
+
+def test_a_compiled_model_has_its_variables_before_a_step():
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    framework_internals.build_compiled_parts(model, (np.zeros((2, 3)), np.zeros((2, 1))))
+    rate_step_and_slots = 2 + 2 * len(model.weights)
+    assert len(model.optimizer.variables) == rate_step_and_slots
+    assert model.metrics_variables
+
+
 def test_the_tested_versions_are_those_that_the_distribution_requires():
     project = (ROOT / "pyproject.toml").read_text()
     requirements = tomllib.loads(project)["project"]["optional-dependencies"]["train"]

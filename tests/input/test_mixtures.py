@@ -154,13 +154,13 @@ def test_the_batches_of_any_number_of_workers_and_after_a_restart_are_the_same(d
     from pipeline_ops.artifacts.dataset import list_shard_paths
     from pipeline_ops.artifacts.manifest import read_manifest
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.reading import (
-        MemorySource,
-        SplitShards,
+    from pipeline_ops.input.batches import (
         build_training_dataset,
+        find_worker_slice,
         read_step_examples,
-        slice_batch,
     )
+    from pipeline_ops.input.reading import SplitShards
+    from pipeline_ops.input.sources import MemorySource
     from pipeline_ops.models.classification import Classification
 
     paths = tuple(list_shard_paths(dataset, read_manifest(dataset), "train"))
@@ -170,7 +170,7 @@ def test_the_batches_of_any_number_of_workers_and_after_a_restart_are_the_same(d
     changes = build_augmentation(config, "classification", 700)
 
     def read(worker=0, workers=1, start=0, count=8):
-        part = slice_batch(worker, workers, 60)
+        part = find_worker_slice(worker, workers, 60)
         batches = build_training_dataset(shards, source, 60, part, 3, start, changes)
         assert batches.element_spec[0].shape == (len(part), 16, 16, 1)
         return [[images, *labels] for images, labels in batches.take(count).as_numpy_iterator()]
@@ -188,7 +188,7 @@ def test_the_batches_of_any_number_of_workers_and_after_a_restart_are_the_same(d
 def source_of(shards):
     from pathlib import Path
 
-    from pipeline_ops.input.reading import EncodedSource
+    from pipeline_ops.input.sources import EncodedSource
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.system.disk_cache import HostCache
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.input.reading import SplitShards, slice_batch
+from pipeline_ops.input.batches import find_worker_slice
+from pipeline_ops.input.reading import SplitShards
 from pipeline_ops.served.client import read_true_boxes
 from pipeline_ops.storage.open_store import open_path
 
@@ -40,7 +41,7 @@ SEEDS = st.integers(0, 2**31)
 @settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, window=WINDOWS, seed=SEEDS, epoch=st.integers(0, 10**6))
 def test_each_example_comes_exactly_once_in_an_epoch(sizes, window, seed, epoch):
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     assert sorted(numbers(order, epoch * total, (epoch + 1) * total)) == list(range(total))
@@ -50,7 +51,7 @@ def test_each_example_comes_exactly_once_in_an_epoch(sizes, window, seed, epoch)
 @given(sizes=SIZES, window=WINDOWS, seed=SEEDS, data=st.data())
 def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, window, seed, data):
     """This is why a gang of any size resumes at any step, and why its slices make up the batch."""
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     end = 3 * total
@@ -59,7 +60,7 @@ def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, w
     step = data.draw(st.integers(0, end // batch - 1))
     expected = whole[step * batch : (step + 1) * batch].tolist()
     for workers in (1, 2, 3):
-        parts = [slice_batch(worker, workers, batch) for worker in range(workers)]
+        parts = [find_worker_slice(worker, workers, batch) for worker in range(workers)]
         found = [
             example
             for part in parts
@@ -71,7 +72,7 @@ def test_any_part_of_the_order_is_the_same_without_what_comes_before_it(sizes, w
 @settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, window=st.integers(1, 14), seed=SEEDS, epoch=st.integers(0, 1000))
 def test_a_window_is_used_up_before_the_next_one_begins(sizes, window, seed, epoch):
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     order, total = make_order(make_split(sizes), seed, window), sum(sizes)
     found = shards_of(sizes, numbers(order, epoch * total, (epoch + 1) * total))
@@ -89,14 +90,14 @@ def test_a_window_is_used_up_before_the_next_one_begins(sizes, window, seed, epo
 
 
 def test_the_order_of_all_examples_is_that_of_earlier_versions():
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     assert numbers(make_order(make_split([700]), 3, None), 695, 705).tolist() == GOLDEN
 
 
 @pytest.mark.parametrize("window", [4, 40])
 def test_a_window_has_no_trace_of_the_order_in_the_shards(window):
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     sizes = [50] * 40
     order, total = make_order(make_split(sizes), 5, window), 2000
@@ -113,7 +114,7 @@ def test_a_window_has_no_trace_of_the_order_in_the_shards(window):
 
 
 def test_another_seed_is_another_order():
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     split = make_split([50] * 40)
     first, second = (numbers(make_order(split, seed, 4), 0, 100).tolist() for seed in (1, 2))
@@ -166,7 +167,8 @@ def test_over_many_rounds_the_copies_have_the_mean_of_the_factors_and_their_own_
 
 
 def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path):
-    from pipeline_ops.input.reading import open_split, repeat_rare_classes
+    from pipeline_ops.input.batches import repeat_rare_classes
+    from pipeline_ops.input.reading import open_split
     from pipeline_ops.jobs.local_inputs import HostDataset
     from pipeline_ops.models.center_detector import make_head
     from pipeline_ops.models.detection import Detection
@@ -186,7 +188,8 @@ def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path
 
 
 def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(dataset, tmp_path):
-    from pipeline_ops.input.reading import open_split, repeat_rare_classes
+    from pipeline_ops.input.batches import repeat_rare_classes
+    from pipeline_ops.input.reading import open_split
     from pipeline_ops.jobs.local_inputs import HostDataset
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.served.client import read_encoded_batches
@@ -213,13 +216,13 @@ def test_the_parts_of_the_workers_are_balanced_by_class_to_within_chance(workers
     and batches follow the permutation. All classes of 20 epochs are looked at."""
     from scipy.stats import chi2_contingency
 
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
 
     sizes, batch = (100,) * 8, 32
     total = sum(sizes)
     for seed in range(20):
         examples = numbers(make_order(make_split(sizes), seed, window), 0, total)
         batches = examples.reshape(-1, batch)
-        parts = [batches[:, slice_batch(worker, workers, batch)] for worker in range(workers)]
+        parts = [batches[:, find_worker_slice(worker, workers, batch)] for worker in range(workers)]
         table = [np.bincount(part.ravel() // 80, minlength=total // 80) for part in parts]
         assert chi2_contingency(table).pvalue > 1e-4

@@ -98,7 +98,7 @@ def test_a_box_is_the_one_around_the_turned_object(degrees):
     import tensorflow as tf
 
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     count, height, width = 60, 90, 120
     generator = np.random.default_rng(2)
@@ -130,7 +130,7 @@ def test_mosaics_and_crops_are_made_of_turned_images():
     import tensorflow as tf
 
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     images = np.random.default_rng(1).integers(0, 256, [8, 24, 24, 1], np.uint8)
     boxes = Boxes(

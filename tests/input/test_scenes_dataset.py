@@ -49,13 +49,14 @@ def parse():
 def examples(split, count, changes=FULL, worker=0, workers=1, start_step=0, source=None):
     """Returns a list of (bytes of the image, boxes as bytes) for each step."""
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.reading import EncodedSource, build_training_dataset, slice_batch
+    from pipeline_ops.input.batches import build_training_dataset, find_worker_slice
+    from pipeline_ops.input.sources import EncodedSource
 
     batches = build_training_dataset(
         split,
         source or EncodedSource(split, parse(), UNUSED),
         BATCH,
-        slice_batch(worker, workers, BATCH),
+        find_worker_slice(worker, workers, BATCH),
         3,
         start_step,
         build_augmentation(changes, "detection", split.num_examples),
@@ -92,7 +93,8 @@ def test_resuming_at_a_step_gives_what_would_have_come(split, step):
 def test_what_a_step_is_made_of_can_be_told(split):
     """The step has its own examples in order. The three others of a mosaic follow its example."""
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.reading import EncodedSource, read_step_examples
+    from pipeline_ops.input.batches import read_step_examples
+    from pipeline_ops.input.sources import EncodedSource
 
     source = EncodedSource(split, parse(), UNUSED)
     plain, mixed = (
@@ -121,7 +123,7 @@ def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_
     split, changes, tmp_path
 ):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.reading import MemorySource, open_example_source
+    from pipeline_ops.input.sources import MemorySource, open_example_source
 
     said = []
     source = open_example_source(
@@ -139,7 +141,7 @@ def test_decoded_images_with_any_number_of_boxes_are_held_in_memory_and_are_the_
 
 def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
     from pipeline_ops.input.order import GlobalOrder
-    from pipeline_ops.input.reading import EncodedSource, open_example_source
+    from pipeline_ops.input.sources import EncodedSource, open_example_source
 
     said = []
     assert isinstance(
@@ -161,7 +163,8 @@ def test_on_disk_they_are_not_kept_and_that_is_said(split, tmp_path):
 @pytest.mark.parametrize("changes", [PLAIN, FULL], ids=["plain", "augmented"])
 def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_path):
     """The fixture does not count the examples of its shards, as preprocess does."""
-    from pipeline_ops.input.reading import StreamedSource, make_order
+    from pipeline_ops.input.batches import make_order
+    from pipeline_ops.input.sources import StreamedSource
     from pipeline_ops.input.streaming import RemoteShard, RemoteSplit, read_record_offsets
 
     shards = []
@@ -171,6 +174,6 @@ def test_streamed_scenes_and_mosaics_are_the_same(split, scenes, changes, tmp_pa
         shards.append(RemoteShard(place, file.model_copy(update={"num_examples": count})))
     remote = RemoteSplit(tuple(shards), HostCache(tmp_path, 1 << 30), shards[0].file.num_bytes)
     streamed = dataclasses.replace(split, remote=remote)
-    source = StreamedSource(remote, parse(), make_order(streamed, 3, None))
+    source = StreamedSource(streamed, remote, parse(), make_order(streamed, 3, None))
     assert examples(streamed, 8, changes, source=source) == examples(split, 8, changes)
     source.close()

@@ -80,19 +80,20 @@ def parse(records):
 
 
 def open_source(split, window):
-    from pipeline_ops.input.reading import EncodedSource, StreamedSource, make_order
+    from pipeline_ops.input.batches import make_order
+    from pipeline_ops.input.sources import EncodedSource, StreamedSource
 
     if split.remote is None:
         return EncodedSource(split, parse, UNUSED)
-    return StreamedSource(split.remote, parse, make_order(split, 3, window))
+    return StreamedSource(split, split.remote, parse, make_order(split, 3, window))
 
 
 def stream(split, window=None, start=0, count=STEPS, worker=0, workers=1, source=None):
     """Yields the keys of each batch."""
-    from pipeline_ops.input.reading import build_training_dataset, slice_batch
+    from pipeline_ops.input.batches import build_training_dataset, find_worker_slice
 
     own = source or open_source(split, window)
-    part = slice_batch(worker, workers, BATCH)
+    part = find_worker_slice(worker, workers, BATCH)
     batches = build_training_dataset(split, own, BATCH, part, 3, start, window=window)
     try:
         for _, keys in batches.take(count).as_numpy_iterator():
@@ -165,7 +166,7 @@ def test_one_source_goes_back_to_an_earlier_step(stored, expected, tmp_path, sha
 
 
 def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
-    from pipeline_ops.input.reading import read_step_examples
+    from pipeline_ops.input.batches import read_step_examples
 
     local = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
     streamed = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
@@ -179,18 +180,14 @@ def test_the_examples_of_a_step_are_read_for_a_report(stored, tmp_path):
 
 def test_augmented_images_are_the_same(stored, tmp_path):
     from pipeline_ops.input.augment import build_augmentation
-    from pipeline_ops.input.reading import (
-        EncodedSource,
-        StreamedSource,
-        build_training_dataset,
-        make_order,
-    )
+    from pipeline_ops.input.batches import build_training_dataset, make_order
+    from pipeline_ops.input.sources import EncodedSource, StreamedSource
     from pipeline_ops.models.classification import Classification
 
     parse_images = Classification((16, 16, 1)).parse
     local = open_train(stored, HostCache(tmp_path / "local", 1 << 30), is_streamed=False)
     streamed = open_train(stored, HostCache(tmp_path / "host", 1 << 30))
-    source = StreamedSource(streamed.remote, parse_images, make_order(streamed, 3, None))
+    source = StreamedSource(streamed, streamed.remote, parse_images, make_order(streamed, 3, None))
     options = AugmentOptions(flip_left_right=True, shift=0.2, brightness=0.1)
     found = []
     for split, own in ((local, EncodedSource(local, parse_images, UNUSED)), (streamed, source)):
@@ -403,12 +400,8 @@ def test_a_link_in_a_folder_is_not_followed(stored, tmp_path):
 
 
 def test_a_small_split_is_held_in_memory_and_a_larger_one_is_streamed(stored, tmp_path):
-    from pipeline_ops.input.reading import (
-        MemorySource,
-        StreamedSource,
-        make_order,
-        open_example_source,
-    )
+    from pipeline_ops.input.batches import make_order
+    from pipeline_ops.input.sources import MemorySource, StreamedSource, open_example_source
     from pipeline_ops.models.classification import Classification
 
     cache, said = HostCache(tmp_path / "host", 1 << 30), []
@@ -450,7 +443,7 @@ def test_held_shards_take_a_quarter_of_the_files_that_a_process_may_open(stored,
 
 
 def test_the_shards_to_fetch_are_chosen_again_only_if_the_order_changes(stored, tmp_path):
-    from pipeline_ops.input.reading import make_order
+    from pipeline_ops.input.batches import make_order
     from pipeline_ops.input.streaming import ShardFetcher
 
     class CountedShards(list):

@@ -24,7 +24,7 @@ from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.processes import kill_group
-from pipeline_ops.training.checkpoints import Arrays, read_arrays
+from pipeline_ops.training.weight_files import Arrays, read_arrays
 
 
 def upload_dataset(manifest: str, root: str) -> str:

@@ -10,7 +10,7 @@ from launch.running import RunningJob
 from pipeline_ops.artifacts.results import WEIGHTS
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressEvent
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 
 def assert_same(job: RunningJob, undisturbed: RunningJob) -> None:

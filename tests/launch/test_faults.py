@@ -19,7 +19,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.progress import ProgressEvent
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-SILENT = "on localhost has sent no heartbeat for"
+SILENT = "on localhost has not been seen running for"
 
 FAULTS = [
     (

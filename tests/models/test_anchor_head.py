@@ -21,7 +21,7 @@ def head(**options):
 def labels(boxes, classes, crowd=None):
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / PIXELS
     return Boxes(
@@ -250,7 +250,7 @@ def test_the_sums_of_parts_of_a_batch_add_up_to_those_of_the_whole(parts):
     """The number of workers does not change the sums, although each worker pads differently."""
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     random = np.random.default_rng(3)
     anchors, counts = len(head().anchors), [0, 1, 5, 2, 3, 0, 1, 4]

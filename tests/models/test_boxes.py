@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline_ops.models.detection import suppress, suppress_portably
+from pipeline_ops.models.boxes import suppress, suppress_portably
 
 
 def candidates(count: int, num_classes: int, size: float, seed: int):

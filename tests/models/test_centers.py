@@ -20,7 +20,7 @@ def head():
 def labels(boxes, classes, crowd=None):
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     corners = np.array(boxes, np.float32).reshape(1, -1, 4) / SIZE
     return Boxes(

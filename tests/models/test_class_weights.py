@@ -15,7 +15,7 @@ def make(kind: str, present=(0, 2)):
     import tensorflow as tf
 
     from pipeline_ops.models import center_detector, retinanet
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     pairs = [(box, index) for index in present for box in BOXES[index]]
     corners = np.array([box for box, _ in pairs], np.float32).reshape(1, -1, 4) / PIXELS

@@ -17,7 +17,7 @@ def count(labels: np.ndarray, logits: np.ndarray, num_classes: int, figures, bat
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.models.task import add_sums, compute_figures, zero_sums
 
-    task = Classification((4, 4, 1), figures=figures, num_classes=num_classes)
+    task = Classification((4, 4, 1), gate_metrics=figures, num_classes=num_classes)
     sums = zero_sums(task, training=False)
     for start in range(0, len(labels), batch):
         part = slice(start, start + batch)
@@ -60,5 +60,5 @@ def test_a_training_counts_nothing_for_them():
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.models.task import zero_sums
 
-    task = Classification((4, 4, 1), figures=FIGURES, num_classes=9)
+    task = Classification((4, 4, 1), gate_metrics=FIGURES, num_classes=9)
     assert zero_sums(task, training=True).metrics.shape == (1,)

@@ -36,7 +36,7 @@ def random_scenes(seed: int):
 def to_batch(scenes, scores):
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes, Detections
+    from pipeline_ops.models.boxes import Boxes, Detections
 
     def pad(arrays, width, value, kind):
         size = max(1, *(len(array) for array in arrays))
@@ -74,7 +74,7 @@ def compute_with_coco(scenes, scores) -> dict[str, float]:
 @pytest.mark.parametrize("name", get_args(DetectionMetric))
 @pytest.mark.parametrize("seed", range(4))
 def test_counts_of_batches_give_the_figure_of_coco(seed, name):
-    from pipeline_ops.models.detection import compute_figure, count_detections
+    from pipeline_ops.models.coco_counts import compute_metric, count_detections
 
     scenes, generator = random_scenes(seed)
     # Each detection of a class has a range of its own.
@@ -89,37 +89,38 @@ def test_counts_of_batches_give_the_figure_of_coco(seed, name):
         totals = totals + count_detections(name, found, labels, CLASSES, SIZE**2).numpy()
     expected = compute_with_coco(scenes, scores)[name]
     assert 0 < expected < 1
-    assert compute_figure(name, totals) == pytest.approx(expected, abs=1e-6)
+    assert compute_metric(name, totals) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("name", "tolerance"), [("map_50", 0.02), ("map", 0.02), ("map_small", 0.02), ("mar_10", 1e-6)]
 )
 def test_continuous_scores_change_the_figure_by_little(name, tolerance):
-    from pipeline_ops.models.detection import compute_figure, count_detections
+    from pipeline_ops.models.coco_counts import compute_metric, count_detections
 
     scenes, generator = random_scenes(7)
     scores = [generator.random(len(scene[3])) for scene in scenes]
     batch = to_batch(scenes, scores)[::-1]
     counts = count_detections(name, *batch, CLASSES, SIZE**2).numpy()
     expected = compute_with_coco(scenes, scores)[name]
-    assert compute_figure(name, counts) == pytest.approx(expected, abs=tolerance)
+    assert compute_metric(name, counts) == pytest.approx(expected, abs=tolerance)
 
 
 def test_a_split_without_boxes_has_the_figure_0():
-    from pipeline_ops.models.detection import compute_figure, count_detections
+    from pipeline_ops.models.coco_counts import compute_metric, count_detections
 
     nothing = np.empty((0, 4)), np.empty(0, int), np.empty(0, bool), np.empty((0, 4)), np.empty(0)
     labels, found = to_batch([nothing] * 2, [np.empty(0)] * 2)
     assert (
-        compute_figure("map_50", count_detections("map_50", found, labels, CLASSES, 1).numpy()) == 0
+        compute_metric("map_50", count_detections("map_50", found, labels, CLASSES, 1).numpy()) == 0
     )
 
 
 def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Boxes, count_detections
+    from pipeline_ops.models.boxes import Boxes
+    from pipeline_ops.models.coco_counts import count_detections
 
     box = np.array([[10, 10, 50, 50]])
     scene = box[:0], np.empty(0, int), np.empty(0, bool), box, np.array([1])
@@ -133,7 +134,7 @@ def test_a_batch_without_a_column_for_boxes_counts_only_wrong_detections():
 def test_counts_of_a_traced_function_with_boxes_of_a_known_number(num_boxes):
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import count_detections
+    from pipeline_ops.models.coco_counts import count_detections
 
     box = np.array([[10, 10, 50, 50]])
     boxes = np.repeat(box, num_boxes, axis=0)
@@ -149,7 +150,7 @@ def test_counts_of_a_traced_function_with_boxes_of_a_known_number(num_boxes):
 def test_of_very_many_boxes_the_counts_are_those_of_the_evaluation(name, num_counted):
     """A perfect detector on 300 boxes of one class in an image, and on two in another one."""
     from pipeline_ops.evaluation.detector import evaluate_boxes
-    from pipeline_ops.models.detection import compute_figure, count_detections
+    from pipeline_ops.models.coco_counts import compute_metric, count_detections
     from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
     grid = np.stack(np.meshgrid(np.arange(15), np.arange(20)), -1).reshape(-1, 2) * 12.0
@@ -162,5 +163,5 @@ def test_of_very_many_boxes_the_counts_are_those_of_the_evaluation(name, num_cou
     truths = [TrueBoxes("", b"", *scene[:3]) for scene in scenes]
     answers = [ImageDetections(*each, score) for each, score in zip(images, scores, strict=True)]
     wanted = evaluate_boxes(truths, answers, (1, 1), ["0", "1", "2"], num_counted).metrics[name]
-    assert compute_figure(name, counts) == pytest.approx(wanted, abs=1e-6)
+    assert compute_metric(name, counts) == pytest.approx(wanted, abs=1e-6)
     assert name == "mar_10" or (wanted == pytest.approx(1.0)) == (num_counted == 300)

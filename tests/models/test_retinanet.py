@@ -158,8 +158,8 @@ def test_a_file_of_keras_applications_fills_the_backbone(tmp_path):
 
 
 def test_a_detector_for_other_classes_keeps_all_but_the_last_layer(tmp_path):
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.warm_start import read_warm_start
+    from pipeline_ops.training.weight_files import write_arrays
 
     source, model = build(classes=7), build(classes=10)
     write_arrays(tmp_path / "weights.npz", source.get_weights())
@@ -213,7 +213,7 @@ def test_it_learns_a_few_scenes_by_heart():
     import tensorflow as tf
     from scenes import scene_example
 
-    from pipeline_ops.models.detection import Boxes, compute_pairwise_ious
+    from pipeline_ops.models.boxes import Boxes, compute_pairwise_ious
     from pipeline_ops.models.retinanet import make_head
 
     keras.utils.set_random_seed(1)

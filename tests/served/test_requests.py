@@ -334,30 +334,24 @@ def test_a_key_that_is_no_path_hides_the_statistics_and_breaks_nothing(make_root
 class Model:
     """A version that answers cat, and decodes to the model's size."""
 
-    class_names, signatures = NAMES, {"serving_default": {}, "decode": {}}
+    class_names = NAMES
 
     def __init__(self, number: int):
         self.number = number
 
-    def call_signature(self, signature, inputs):
-        assert signature == "decode"
-        return {
-            "images": np.stack([decode(data).astype(np.float32) for data in inputs["image_bytes"]])
-        }
+    def to_input(self, file):
+        return decode(file).astype(np.float32)
 
 
-def test_a_server_counts_rows_of_files_and_of_pixels_by_version(tmp_path):
+def test_a_server_counts_files_by_version(tmp_path):
     statistics = ServerStatistics(str(tmp_path / "digits"))
     outputs = {"probabilities": np.array([[0.9, 0.1], [0.2, 0.8]]), "classes": np.array([0, 1])}
-    files = np.array([make_image(value=20), make_image(value=20)], object)
-    statistics.add(Model(1), {"image_bytes": files}, outputs)
+    statistics.add(Model(1), [make_image(value=20)] * 2, outputs)
     first = statistics._present
-    pixels = np.full((2, 4, 4, 3), 200, np.float32)
-    statistics.add(Model(2), {"images": pixels}, outputs)
-    statistics.add(Model(2), {"image_bytes": files}, {"images": pixels})  # the signature decode
+    statistics.add(Model(2), [make_image(value=200)] * 2, outputs)
     statistics.close()
     first._thread.join(30)
     found = read(tmp_path / "digits")
     assert (found.versions, found.labels) == ({1: 2, 2: 2}, {"cat": 2, "dog": 2})
-    assert found.features["image_width"].count == 2
+    assert found.features["image_width"].count == 4
     assert found.features["brightness"].total == 2 * (20 + 200) * 10**6

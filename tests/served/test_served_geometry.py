@@ -43,7 +43,7 @@ def test_a_box_comes_back_to_its_place_in_the_image_of_the_request(mode):
     """The detector answers with the box that the stage has made of the annotated one."""
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Detections
+    from pipeline_ops.models.boxes import Detections
     from pipeline_ops.served.model import ServedDetector
 
     class Head:
@@ -78,7 +78,7 @@ def test_the_signature_of_the_object_detection_api_gives_the_same_answers(mode, 
     """The detector's answer depends on all pixels that it sees. Each third entry is padding."""
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Detections
+    from pipeline_ops.models.boxes import Detections
     from pipeline_ops.served.model import ServedDetector
 
     class Head:
@@ -121,7 +121,7 @@ def test_the_boxes_of_overlapping_tiles_become_one_at_its_place():
     """A bright square of 12 pixels lies in four tiles, and another one in one tile."""
     import tensorflow as tf
 
-    from pipeline_ops.models.detection import Detections
+    from pipeline_ops.models.boxes import Detections
     from pipeline_ops.served.model import ServedDetector
 
     class Head:

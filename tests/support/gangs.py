@@ -16,7 +16,7 @@ from pipeline_ops.jobs.gang_protocol import STATE
 from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.training.checkpoints import TrainingState
+from pipeline_ops.training.training_state import TrainingState
 
 QUICK = {
     "train__epochs": 2,

@@ -583,8 +583,8 @@ def make_model() -> Any:
 
 
 def read_weights(rng: random.Random, folder: Path) -> None:
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.warm_start import read_warm_start
+    from pipeline_ops.training.weight_files import write_arrays
 
     model, suffix = make_model(), rng.choice(["npz", "weights.h5", "h5", "keras"])
     file = folder / f"model.{suffix}"

@@ -27,7 +27,7 @@ def build(width: int) -> Any:
 
 
 def write(kind: str, model: Any, file: Path) -> None:
-    from pipeline_ops.training.checkpoints import write_arrays
+    from pipeline_ops.training.weight_files import write_arrays
 
     match kind:
         case "npz":

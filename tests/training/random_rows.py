@@ -57,16 +57,12 @@ from pipeline_ops.models import build_model
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.host import die_with_parent
 from pipeline_ops.training.check import check_model
-from pipeline_ops.training.checkpoints import (
-    Checkpoints,
-    TrainingState,
-    compute_weights_digest,
-    number_paths,
-    write_arrays,
-)
+from pipeline_ops.training.checkpoints import Checkpoints
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.saved_model_export import export_saved_model
 from pipeline_ops.training.strategy import configure_threads, make_gather, make_strategy
+from pipeline_ops.training.training_state import TrainingState
+from pipeline_ops.training.weight_files import compute_weights_digest, number_paths, write_arrays
 from pipeline_ops.training.worker import make_loop
 from pipeline_ops.user_code.models import read_user_code
 

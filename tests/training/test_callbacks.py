@@ -12,7 +12,7 @@ from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, load_callbacks
-from pipeline_ops.training.checkpoints import TrainingState
+from pipeline_ops.training.training_state import TrainingState
 
 
 def run(config: Train, validation: list[tuple[float, float]]) -> list[TrainingState]:

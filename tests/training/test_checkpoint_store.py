@@ -22,26 +22,22 @@ from pipeline_ops.errors import DataError, MachineError
 from pipeline_ops.storage.local_store import LocalPath
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.training.checkpoints import (
-    CheckpointId,
-    Checkpoints,
-    CheckpointStore,
-    Restored,
-    TrainingState,
-)
+from pipeline_ops.training.checkpoint_store import CheckpointId, CheckpointStore
+from pipeline_ops.training.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.training_state import TrainingState
 
 
 class Host:
     """A host with a disk of its own."""
 
     def __init__(
-        self, folder: Path, store: StorePath, token: int, is_exchanged: bool = False, **options
+        self, folder: Path, store: StorePath, token: int, is_shared: bool = False, **options
     ):
         folder.mkdir(exist_ok=True)
         self.folder, self.warnings = folder, []
         self.checkpoints = Checkpoints(
             folder,
-            store=CheckpointStore(store / "work", token, 2, is_exchanged),
+            store=CheckpointStore(store / "work", token, 2, is_shared),
             warn=self.warnings.append,
             **options,
         )
@@ -213,7 +209,7 @@ def test_a_checkpoint_that_was_not_stored_yet_counts_on_its_own_host_only(make_h
     first.save(20)
     assert first.restore().state.step == 20
     assert make_host("second", 1).restore().state.step == 10
-    assert make_host("first", 1, is_exchanged=True).restore().state.step == 10, (
+    assert make_host("first", 1, is_shared=True).restore().state.step == 10, (
         "the workers on other hosts could not read it"
     )
 
@@ -326,7 +322,7 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
             barrier.wait()
             return found
 
-        options = {"is_exchanged": True, "gather": gather, "is_chief": worker == 0}
+        options = {"is_shared": True, "gather": gather, "is_chief": worker == 0}
         return Host(tmp_path / f"host-{worker}", slow, 1, **options)
 
     hosts = [make_worker(0), make_worker(1)]
@@ -342,16 +338,14 @@ def test_after_a_rollback_all_hosts_have_the_last_save_of_a_step_that_was_stored
     assert [state.learning_rate for state in states] == [0.05, 0.05]
 
 
-@pytest.mark.parametrize("is_exchanged", [False, True])
-def test_a_rollback_never_takes_an_earlier_copy_of_a_save_that_was_not_stored(
-    tmp_path, is_exchanged
-):
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_rollback_never_takes_an_earlier_copy_of_a_save_that_was_not_stored(tmp_path, is_shared):
     store = RefusingPath(tmp_path / "store", num_accepted=1)
-    host = Host(tmp_path / "first", store, 1, is_exchanged=is_exchanged)
+    host = Host(tmp_path / "first", store, 1, is_shared=is_shared)
     for learning_rate in (0.1, 0.05):
         host.checkpoints.save(make_state(learning_rate), [np.float32([1])], [])
         host.checkpoints.wait_until_stored()
-    if is_exchanged:
+    if is_shared:
         with pytest.raises(MachineError, match=r"was not stored.* warnings say why"):
             host.roll_back()
     else:

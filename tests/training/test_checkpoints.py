@@ -11,13 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.training.checkpoints import (
-    Buffers,
-    Checkpoints,
-    TrainingState,
-    read_arrays,
-    write_arrays,
-)
+from pipeline_ops.training.checkpoints import Buffers, Checkpoints
+from pipeline_ops.training.training_state import TrainingState
+from pipeline_ops.training.weight_files import read_arrays, write_arrays
 
 WEIGHTS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32([7])]
 OPTIMIZER = [np.int64(3), np.zeros([2, 3], np.float32)]
@@ -197,7 +193,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 import numpy as np
 from pipeline_ops.training.checkpoints import Checkpoints
-from pipeline_ops.training.checkpoints import TrainingState
+from pipeline_ops.training.training_state import TrainingState
 checkpoints = Checkpoints(Path({str(tmp_path)!r}))
 checkpoints.save(TrainingState(step=1, learning_rate=0.1), [np.zeros(10)], [])
 checkpoints.wait()

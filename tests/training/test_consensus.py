@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline_ops.errors import MachineError
-from pipeline_ops.training.checkpoints import Checkpoints, Restored, TrainingState
+from pipeline_ops.training.checkpoints import Checkpoints, Restored
+from pipeline_ops.training.training_state import TrainingState
 
 
 class Workers:

@@ -22,7 +22,7 @@ from launch.running import make_agent_spec
 from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import LocalLauncher
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 STEPS = 20
 SAME = 1e-6

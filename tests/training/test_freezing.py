@@ -16,7 +16,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.training.checkpoints import read_arrays, write_arrays
+from pipeline_ops.training.weight_files import read_arrays, write_arrays
 
 SHAPE = (16, 16, 1)
 STEPS_PER_EPOCH = 22

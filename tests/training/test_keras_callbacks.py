@@ -22,9 +22,9 @@ from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.callbacks import load_callbacks
-from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.optimizer import make_optimizer
+from pipeline_ops.training.weight_files import read_arrays
 
 SHAPE, CLASSES = (16, 16, 1), 10
 OPTIONS = {

@@ -11,7 +11,9 @@ from pipeline_ops.artifacts.dataset import list_shard_paths
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.augment import build_augmentation
-from pipeline_ops.input.reading import MemorySource, SplitShards, build_training_dataset
+from pipeline_ops.input.batches import build_training_dataset
+from pipeline_ops.input.reading import SplitShards
+from pipeline_ops.input.sources import MemorySource
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.loop import SynchronousLoop
 

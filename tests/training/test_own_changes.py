@@ -90,7 +90,7 @@ def test_boxes_stay_where_they_are(user_package):
 
     from pipeline_ops.input.augment import build_augmentation
     from pipeline_ops.input.order import StatelessRandom
-    from pipeline_ops.models.detection import Boxes
+    from pipeline_ops.models.boxes import Boxes
 
     corners = tf.constant([[[0.1, 0.2, 0.5, 0.6]]])
     boxes = Boxes(corners, tf.zeros([1, 1], tf.int32), tf.zeros([1, 1], tf.bool))

@@ -17,7 +17,7 @@ from pipeline_ops.jobs.gang_protocol import TRAINED
 from pipeline_ops.jobs.model_check import ModelCheckRequest
 from pipeline_ops.training import own_dataset
 from pipeline_ops.training.check import check_model
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 SHAPE, NOWHERE = (16, 16, 1), Path("/nowhere")
 SGD = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}

@@ -144,7 +144,7 @@ TWICE, OF_PROBABILITIES = "would be applied twice", "takes probabilities, and tr
         ("logits", "keras.losses:KLDivergence", OF_PROBABILITIES),
         ("softmax", "copied:of_logits", TWICE),
         ("sigmoid", "copied:binary_of_logits", TWICE),
-        ("softmax", {FOCAL: {"from_logits": False}}, "Leave from_logits: false out"),
+        ("softmax", {FOCAL: {"from_logits": False}}, "Remove from_logits: false"),
         ("softmax", {FOCAL: {"gama": 2}}, "unexpected keyword argument 'gama'"),
         ("softmax", "keras.losses:Dice", "must return a value for each example"),
     ],
@@ -176,5 +176,5 @@ def test_a_loss_that_fits_passes_the_check(tmp_path, model, loss):
 def test_metrics_of_keras_that_are_no_means_lead_to_the_gate():
     from pipeline_ops.models import load_per_example
 
-    with pytest.raises(ConfigError, match=r"is no mean over examples. The gate has figures"):
+    with pytest.raises(ConfigError, match=r"is not a mean over examples. The gate has"):
         load_per_example("keras.metrics:AUC", "train.metrics", Path("/nowhere"))

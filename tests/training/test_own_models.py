@@ -20,7 +20,7 @@ from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.launch.train import train
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 from pipeline_ops.user_code.models import digest_user_code
 from pipeline_ops.user_code.modules import find_module
 

@@ -9,7 +9,7 @@ import pytest
 from gangs import ALONE, QUICK, KillOnce, distance, read_state, run_gang
 
 from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 OWN = "acme_vision.own_steps"
 PLAIN = {**QUICK, "train__reduce_learning_rate": None}

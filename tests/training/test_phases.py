@@ -282,7 +282,7 @@ def test_a_worker_that_hangs_is_found_and_named_with_its_phase(
     # Where all wait for each other, in a step and while variables are created, others look alike.
     assert message.startswith(tuple(named)) or (
         (place, kind) in [("step", "loop"), ("building", "loop")]
-        and f"{named[0]} on localhost may be what it waits for there" in message
+        and f"its peers in this phase: {named[0]} on localhost" in message
     )
     assert len(read_state(job).history) == 1
 

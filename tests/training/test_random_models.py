@@ -23,7 +23,7 @@ from training.random_rows import ANSWERS, EXPECTED, IMAGES
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
 from pipeline_ops.system.processes import JOB_PYTHON
-from pipeline_ops.training.checkpoints import read_named_arrays
+from pipeline_ops.training.weight_files import read_named_arrays
 
 COUNT = int(os.environ.get("TRAINYARD_RANDOM_MODELS", 200))
 SERVED = "served.npy"

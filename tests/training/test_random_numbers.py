@@ -10,8 +10,8 @@ from gangs import ALONE, run_gang
 
 from pipeline_ops.artifacts.results import CALLBACKS
 from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.training.checkpoints import read_arrays
 from pipeline_ops.training.loop import SeedGenerators, find_states
+from pipeline_ops.training.weight_files import read_arrays
 
 FEW = {
     "train__model": "acme_vision.nets:dropping",

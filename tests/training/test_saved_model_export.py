@@ -19,8 +19,8 @@ def test_no_reference_is_an_example_that_was_removed(dataset, make_job_in, tmp_p
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
+    from pipeline_ops.training.weight_files import write_arrays
 
     work, folder = tmp_path / "work", tmp_path / "candidate"
     job = make_job_in(tmp_path, remove_from_tests(dataset, tmp_path / "later", range(0, 10)))()
@@ -44,8 +44,8 @@ def test_the_class_names_travel_with_the_saved_model(dataset, make_job_in, tmp_p
     import tensorflow as tf
 
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
+    from pipeline_ops.training.weight_files import write_arrays
 
     work, folder = tmp_path / "work", tmp_path / "candidate"
     for made in (work, folder):
@@ -70,8 +70,8 @@ def test_a_model_that_flips_and_turns_images_is_exported(
     from acme_vision import nets
     from keras import Input, Sequential, layers
 
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
+    from pipeline_ops.training.weight_files import write_arrays
 
     def build(image_shape, num_classes):
         augment = Sequential([layers.RandomFlip(), layers.RandomRotation(0.2)])

@@ -205,9 +205,9 @@ def test_a_candidate_that_answers_otherwise_than_the_trained_model_is_refused(
     """The last look, for what no check has found before."""
     from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
     from pipeline_ops.models.digits_cnn import build
-    from pipeline_ops.training.checkpoints import write_arrays
     from pipeline_ops.training.saved_model_export import export_saved_model
     from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images
+    from pipeline_ops.training.weight_files import write_arrays
 
     model, spec = build((16, 16, 1), 10), {}
     answers = model(list_images((NUM_ANSWERS, 16, 16, 1)), training=False).numpy()

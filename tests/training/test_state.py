@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline_ops.training.checkpoints import (
-    compute_weights_digest,
-    read_arrays,
-    write_arrays,
-)
+from pipeline_ops.training.weight_files import compute_weights_digest, read_arrays, write_arrays
 
 WEIGHTS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32([7])]
 

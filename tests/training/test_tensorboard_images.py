@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.models.detection import Boxes, Detections
+from pipeline_ops.models.boxes import Boxes, Detections
 from pipeline_ops.training.tensorboard import draw_boxes, draw_classes
 
 GREY = np.full((2, 100, 120, 1), 128, np.uint8)

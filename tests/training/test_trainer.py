@@ -9,10 +9,10 @@ from unittest import mock
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums
-from pipeline_ops.training.checkpoints import DivergedStep, TrainingState
 from pipeline_ops.training.loop import StepResult
 from pipeline_ops.training.stop_signal import StopSignal
 from pipeline_ops.training.trainer import Trainer
+from pipeline_ops.training.training_state import DivergedStep, TrainingState
 
 
 def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():

@@ -24,7 +24,7 @@ from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.raw_data.limits import TooLarge
 from pipeline_ops.storage.open_store import open_path
-from pipeline_ops.training.checkpoints import write_arrays
+from pipeline_ops.training.weight_files import write_arrays
 
 NAMES = ["net/hidden/kernel", "net/hidden/bias", "net/logits/kernel", "net/logits/bias"]
 
@@ -194,7 +194,7 @@ def saved_model(model, folder):
 
 
 def npz(model, folder):
-    from pipeline_ops.training.checkpoints import write_arrays
+    from pipeline_ops.training.weight_files import write_arrays
 
     write_arrays(folder / "weights.npz", model.get_weights())
     return folder / "weights.npz"

@@ -16,14 +16,9 @@ import pytest
 from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.processes import JOB_PYTHON
-from pipeline_ops.training.checkpoints import (
-    Checkpoints,
-    Paths,
-    TrainingState,
-    number_paths,
-    read_arrays,
-    write_arrays,
-)
+from pipeline_ops.training.checkpoints import Checkpoints
+from pipeline_ops.training.training_state import TrainingState
+from pipeline_ops.training.weight_files import Paths, number_paths, read_arrays, write_arrays
 
 PROGRAM = """
 import json, sys
@@ -34,7 +29,8 @@ import tensorflow as tf
 from training.branches import KINDS
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.training.checkpoints import Checkpoints, TrainingState
+from pipeline_ops.training.checkpoints import Checkpoints
+from pipeline_ops.training.training_state import TrainingState
 from pipeline_ops.training.loop import SynchronousLoop
 
 folder, kind, step = sys.argv[1:]

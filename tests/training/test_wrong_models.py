@@ -23,9 +23,9 @@ NOWHERE = Path("/nowhere")
     [
         (
             "several_labels",
-            "ends in sigmoid (its outputs are several labels for an image, and multi-label class",
+            "ends in sigmoid, which gives several labels for an image. Multi-label class",
         ),
-        ("several_labels_of_a_map", "ends in sigmoid (its outputs are several labels"),
+        ("several_labels_of_a_map", "ends in sigmoid, which gives several labels"),
         (
             "one_output_too_many",
             "has outputs of shape [4] for each image, and the data set has 3 classes. End the "
@@ -34,12 +34,12 @@ NOWHERE = Path("/nowhere")
         (
             "a_map",
             "has outputs of shape [6, 6, 3] for each image, and the data set has 3 classes. "
-            "Segmentation, a class for each pixel, is no task here",
+            "Segmentation (a class for each pixel) is not supported",
         ),
         (
             "a_number",
             "has outputs of shape [1] for each image, and the data set has 3 classes. End the "
-            "model with keras.layers.Dense(num_classes). Regression, a number for each image",
+            "model with keras.layers.Dense(num_classes). Regression (a number for each image)",
         ),
         ("two_outputs", "has 2 outputs, and a classifier has one: the logits"),
         ("no_model", "must return a Keras model, got <Dense name="),

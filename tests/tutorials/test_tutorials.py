@@ -31,10 +31,12 @@ from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.input.augment import build_augmentation
-from pipeline_ops.input.reading import MemorySource, SplitShards, build_training_dataset
+from pipeline_ops.input.batches import build_training_dataset
+from pipeline_ops.input.reading import SplitShards
+from pipeline_ops.input.sources import MemorySource
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
-from pipeline_ops.training.checkpoints import read_arrays
+from pipeline_ops.training.weight_files import read_arrays
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "tutorials.md"

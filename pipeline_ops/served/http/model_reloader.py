@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,9 @@ from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served import contract
-from pipeline_ops.served.http.rest import (
-    BadRequest,
-    TensorSpec,
-    format_response,
-    parse_predict_request,
-)
+from pipeline_ops.served.http.rest import BadRequest, format_predictions, parse_files
 from pipeline_ops.served.preprocessing import Preprocessing
-from pipeline_ops.served.requests import ServerStatistics
+from pipeline_ops.served.requests import ServerStatistics, ToInput
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.read_errors import make_read_error, summarize_error
 from pipeline_ops.system.disk_cache import release_entry
@@ -38,11 +33,11 @@ _parse_lock = threading.Lock()
 
 
 class LoadedModel:
-    """A SavedModel with any signatures, ready for requests.
+    """A SavedModel that answers image files.
 
     `number` is the version. `class_names` is empty if the names are unknown. `loaded` is the result
     of `tf.saved_model.load` for the folder, if it is already there. Raises DataError if the
-    SavedModel cannot be loaded.
+    SavedModel cannot be loaded, or takes no files.
     """
 
     def __init__(self, number: int, folder: Path, class_names: list[str], loaded: Any = None):
@@ -50,44 +45,46 @@ class LoadedModel:
 
         self.number, self.class_names = number, class_names
         try:
-            self._model = loaded or tf.saved_model.load(str(folder))
-            self.signature_def = _read_signature_def(folder)
+            self._signatures = (loaded or tf.saved_model.load(str(folder))).signatures
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise make_read_error(f"cannot load {folder} as a SavedModel", error) from error
-        self.signatures = {
-            signature: {
-                name: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
-                for name, spec in function.structured_input_signature[1].items()
-            }
-            for signature, function in self._model.signatures.items()
-        }
+        self.to_input: ToInput | None = (
+            self._decode if contract.DECODE in self._signatures else None
+        )
+        """Returns an image as the model gets it. None if only the client can prepare it."""
         self._preprocessing = Preprocessing.read(folder)
         self._prepares = bool(self._preprocessing.client_stages)
         if self._prepares:  # for the callers of this server
             self._preprocessing.check_code()
-            files = TensorSpec(np.dtype(object), (None,))
-            self.signatures[contract.SERVING_DEFAULT] = {contract.IMAGE_BYTES: files}
+            return
+        inputs = list(self._signatures[contract.SERVING_DEFAULT].structured_input_signature[1])
+        if inputs != [contract.IMAGE_BYTES]:
+            raise DataError(
+                f"{folder}: the signature {contract.SERVING_DEFAULT} takes {', '.join(inputs)}, "
+                f"and the server sends {contract.IMAGE_BYTES}"
+            )
 
-    def call_signature(
-        self, signature: str, inputs: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Runs a signature. Raises ValueError for inputs that the model cannot process."""
+    def answer(self, files: Sequence[bytes]) -> dict[str, np.ndarray]:
+        """Returns the outputs for image files. Raises ValueError for a file that is refused."""
+        if self._prepares:
+            return self._call(contract.IMAGES, images=self._prepare(files))
+        return self._call(contract.SERVING_DEFAULT, image_bytes=list(files))
+
+    def _decode(self, file: bytes) -> np.ndarray:
+        image: np.ndarray = self._call(contract.DECODE, image_bytes=[file])["images"][0]
+        return image
+
+    def _call(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         from pipeline_ops.input.tensorflow_start import tf
 
-        if self._prepares and signature == contract.SERVING_DEFAULT:
-            images = self.prepare(inputs[contract.IMAGE_BYTES].tolist())
-            signature, inputs = contract.IMAGES, {contract.IMAGES: images}
-        tensors = {
-            name: tf.constant(value.tolist() if value.dtype == object else value)
-            for name, value in inputs.items()
-        }
         try:
-            outputs = self._model.signatures[signature](**tensors)
+            tensors = {name: tf.constant(value) for name, value in inputs.items()}
+            outputs = self._signatures[signature](**tensors)
         except tf.errors.OpError as error:
             raise ValueError(summarize_error(error)) from error
         return {name: output.numpy() for name, output in sorted(outputs.items())}
 
-    def prepare(self, files: Sequence[bytes]) -> np.ndarray:
+    def _prepare(self, files: Sequence[bytes]) -> np.ndarray:
         """Does the client's preprocessing. Returns float32 [N, H, W, C].
 
         Raises ValueError for a file that a stage rejects, or makes several images of.
@@ -97,7 +94,7 @@ class LoadedModel:
         except DataError as error:
             raise ValueError(str(error)) from None
         if any(len(each) != 1 for each in images):
-            raise ValueError("a stage makes several images of one. Prepare them, and send `images`")
+            raise ValueError("a stage makes several images of one, which only the client can do")
         return np.concatenate(images).astype(np.float32)
 
 
@@ -109,14 +106,14 @@ def predict(
     `statistics` counts the request. Raises BadRequest if the client must change the request.
     """
     with _parse_lock:  # JSON as Python objects takes ten times the memory of the body
-        request = parse_predict_request(body, model.signatures)
+        files = parse_files(body)
     try:
-        outputs = model.call_signature(request.signature, request.inputs)
+        outputs = model.answer(files)
     except ValueError as error:
         raise BadRequest(f"the model cannot process this: {error}") from None
     if statistics:
-        statistics.add(model, request.inputs, outputs)
-    return format_response(outputs, request.is_row)
+        statistics.add(model, files, outputs)
+    return format_predictions(outputs)
 
 
 class ModelReloader(threading.Thread):
@@ -170,17 +167,3 @@ class ModelReloader(threading.Thread):
         finally:
             release_entry(folder)  # a loaded model needs no files
         _log.info("version %d is loaded", version.number)
-
-
-def _read_signature_def(folder: Path) -> dict[str, Any]:
-    """Returns the signatures as in TensorFlow Serving's metadata."""
-    from google.protobuf import json_format
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    saved_model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    return {
-        name: json_format.MessageToDict(
-            signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        for name, signature in saved_model.meta_graphs[0].signature_def.items()
-    }

@@ -1,16 +1,14 @@
 """The HTTP server of `trainyard serve`.
 
-It is Starlette on uvicorn, for smoke tests and demos. It speaks TensorFlow Serving's REST form and
-follows an alias without a restart. It does not replace TensorFlow Serving: it has no batching of
-requests, no gRPC, no TLS and no login. Slow clients have limits of time and memory, but can still
-take all connections. For this reason, it listens on this machine alone, except with another
-`--host`.
+It is Starlette on uvicorn, for smoke tests and demos. It answers image files in TensorFlow
+Serving's REST form, and follows an alias without a restart. It does not replace TensorFlow Serving:
+it has one signature, no batching of requests, no gRPC, no TLS and no login. Slow clients have
+limits of time and memory, but can still take all connections. For this reason, it listens on this
+machine alone, except with another `--host`.
 
-GET  /                                                    a page for predictions of a picture
-GET  /health                                              200 when a model is loaded, 503 before
-GET  /v1/models/NAME[/versions/N|/labels/ALIAS]           state
-GET  /v1/models/NAME[/versions/N|/labels/ALIAS]/metadata  signatures
-POST /v1/models/NAME[/versions/N|/labels/ALIAS]:predict
+GET  /                           a page for predictions of a picture
+GET  /health                     200 when a model is loaded, 503 before
+POST /v1/models/NAME:predict     rows of image files
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import ipaddress
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -60,10 +57,6 @@ _HEADERS = {
     "script-src 'self'; img-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
 }
-_PATH = re.compile(
-    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
-    r"(?P<verb>:\w+|/metadata)?"
-)
 _HERE = Path(__file__).parent
 _STATIC = {
     "/": ("text/html", [_HERE / "page.html"]),
@@ -102,25 +95,17 @@ class Service:
             return _to_json_response(
                 about | {"version": model.number, "class_names": model.class_names}
             )
-        match = self._match_path(path)
-        if match["verb"] == "/metadata":
-            model = self._find_model(match["version"])
-            spec = {"name": self.name, "signature_name": "", "version": str(model.number)}
-            signatures = {"signature_def": {"signature_def": model.signature_def}}
-            return _to_json_response({"model_spec": spec, "metadata": signatures})
-        if match["verb"]:
-            raise BadRequest(f"{match['verb']} needs a POST request", HTTPStatus.METHOD_NOT_ALLOWED)
-        return self._report_state(match)
+        self._check_path(path)
+        raise BadRequest(f"{path} needs a POST request", HTTPStatus.METHOD_NOT_ALLOWED)
 
     def post(self, path: str, body: bytes | bytearray) -> Response:
-        match = self._match_path(path)
-        if match["verb"] != ":predict":
-            raise BadRequest(
-                f"only :predict is served, got {match['verb'] or 'nothing'}",
-                HTTPStatus.NOT_IMPLEMENTED,
-            )
-        model = self._find_model(match["version"])
-        return _to_json_response(predict(model, body, self.statistics))
+        self._check_path(path)
+        return _to_json_response(predict(self._find_model(), body, self.statistics))
+
+    def _check_path(self, path: str) -> None:
+        only = f"/v1/models/{self.name}:predict"
+        if path != only:
+            raise BadRequest(f"there is no {path}, only {only}", HTTPStatus.NOT_FOUND)
 
     def _report_health(self) -> Response:
         model = self.reloader.model
@@ -131,36 +116,11 @@ class Service:
         }
         return _to_json_response(value, HTTPStatus.OK if model else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _report_state(self, match: re.Match[str]) -> Response:
-        model = self._find_model(match["version"]) if self.reloader.model else None
-        problem = "" if model else self.reloader.problem
-        state = {
-            "version": str(model.number) if model else match["version"] or "0",
-            "state": "AVAILABLE" if model else "LOADING",
-            "status": {"error_code": "UNKNOWN" if problem else "OK", "error_message": problem},
-        }
-        return _to_json_response({"model_version_status": [state]})
-
-    def _match_path(self, path: str) -> re.Match[str]:
-        match = _PATH.fullmatch(path)
-        if match is None:
-            problem = f"Malformed request: {path}"
-        elif match["name"] != self.name:
-            problem = f"there is no model {match['name']} on this server, only {self.name}"
-        elif match["label"] and match["label"] != self.alias:
-            problem = f"the label {match['label']} is not served, only {self.alias}"
-        else:
-            return match
-        raise BadRequest(problem, HTTPStatus.NOT_FOUND)
-
-    def _find_model(self, version: str | None = None) -> LoadedModel:
-        model, problem = self.reloader.model, self.reloader.problem
-        if model is None:
+    def _find_model(self) -> LoadedModel:
+        if (model := self.reloader.model) is None:
+            problem = self.reloader.problem
             reason = f"no model is loaded yet{f': {problem}' if problem else ''}"
             raise BadRequest(reason, HTTPStatus.SERVICE_UNAVAILABLE)
-        if version and int(version) != model.number:
-            reason = f"version {version} is not loaded, only version {model.number}"
-            raise BadRequest(reason, HTTPStatus.NOT_FOUND)
         return model
 
 

@@ -12,7 +12,7 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.gang_protocol import Event
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.jobs.request import Status
-from pipeline_ops.launch.gang import WorkerMonitor
+from pipeline_ops.launch.monitor import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
 from pipeline_ops.storage.local_files import write_json
 
@@ -109,7 +109,7 @@ def test_a_process_without_a_beat_is_named(tmp_path):
     scene = Scene(tmp_path, heartbeat_timeout_seconds=2)
     scene.reports("worker 0", "train", 1)
     scene.reports("worker 1", "train", 1)
-    assert "worker 1 on h2 has sent no heartbeat for " in scene.until_it_fails(
+    assert "worker 1 on h2 has not been seen running for " in scene.until_it_fails(
         h1=Event(event="alive", names=["worker 0"])
     )
 

@@ -67,6 +67,7 @@ class _DatasetPlan(NamedTuple):
     delta: generations.Delta
     previous: generations.PreviousDataset | None
     hashes: Mapping[int, str]
+    reference: describe.Reference | None
 
 
 def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
@@ -90,6 +91,7 @@ def _read_source(job: Job, config: Preprocess) -> SourceData:
 def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _DatasetPlan:
     """Decides which records belong to which split, and which shards have to be built."""
     previous = generations.read_previous_dataset(job.request)
+    reference = describe.read_reference(job.request.inputs)
     known_hashes = generations.collect_known_hashes(previous)
     hashes = _hash_images(job, config, source, known_hashes)
     decision = duplicates.decide_collection(config, source.found.records, hashes)
@@ -97,7 +99,7 @@ def _plan_dataset(job: Job, config: Preprocess, source: SourceData) -> _DatasetP
     delta = generations.plan_delta(decision.by_split, previous, config, source.class_names)
     if previous:
         _log.info("%s", delta.reason)
-    return _DatasetPlan(decision, delta, previous, hashes)
+    return _DatasetPlan(decision, delta, previous, hashes, reference)
 
 
 def _describe_dataset(
@@ -121,7 +123,7 @@ def _describe_dataset(
     for warning in figures.warnings:
         _log.warning("%s", warning)
     bad = filter(None, quarantine.read_bad_records(rejected, source))
-    reference = describe.read_reference(job.request.inputs)
+    reference = plan.reference
     comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
     with describe.keep_page_of_refused_data(job, draft.folder):
         quarantine.check_rejects(rejected, source, plan.decision, config.rejects, job)

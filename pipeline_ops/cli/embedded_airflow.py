@@ -160,7 +160,8 @@ class AirflowHome:
     def make(self) -> None:
         """Raises MachineError if other users may write the folder, or have made it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open_private_folder(self.folder, "set TRAINYARD_HOME to another folder"):
+        alternative = "set TRAINYARD_HOME to another folder"
+        with open_private_folder(self.folder, alternative, forbidden_mode=0o022):
             self.logs.mkdir(exist_ok=True)
 
 

@@ -479,11 +479,11 @@ def withdraw_folder(folder: Path, marker: str) -> None:
 
 
 @contextlib.contextmanager
-def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
+def open_private_folder(path: Path, alternative: str, forbidden_mode: int = 0o077) -> Iterator[int]:
     """The descriptor of a folder that only this user can read and write.
 
-    Raises MachineError for any other folder, a link or a file. The `alternative` is what an
-    operator can do instead of removing it.
+    With `forbidden_mode=0o022`, others may read it. Raises MachineError for any other folder, a
+    link or a file. The `alternative` is what an operator can do instead of removing it.
     """
     try:
         descriptor = os.open(path, FOLDER_FLAGS)
@@ -498,7 +498,7 @@ def open_private_folder(path: Path, alternative: str) -> Iterator[int]:
                 f"{path} is a folder of the user {found.st_uid}, not of this user. "
                 f"Remove it, or {alternative}."
             )
-        if mode := stat.S_IMODE(found.st_mode) & 0o077:
+        if mode := stat.S_IMODE(found.st_mode) & forbidden_mode:
             raise MachineError(
                 f"{path} is open to other users (mode {mode:03o}), so its content "
                 f"can't be trusted. Run chmod 700 on it, or {alternative}."

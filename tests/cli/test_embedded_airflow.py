@@ -80,7 +80,7 @@ def test_a_full_disk_is_named_before_the_start(tmp_path, survivors):
 
 
 def test_a_disk_that_is_full_when_a_program_ends_is_named_first(tmp_path, survivors):
-    with mount_small_disk(tmp_path / "disk", "size=24m") as home:
+    with mount_small_disk(tmp_path / "disk", "size=24m,mode=700") as home:
         (home / "small.py").write_text(_DAG)
         holder = subprocess.Popen(
             [sys.executable, HOLDER, home, "/configs/a.yaml"],

@@ -82,8 +82,10 @@ def start(dataset, make_job_in, tmp_path):
     with starting(make_job_in, dataset, tmp_path, HOSTS, **OPTIONS) as start_job:
 
         def start_both(roles=("chief", "worker"), **options):
+            root = tmp_path / "root"
+            root.mkdir(exist_ok=True)  # Mounted before a worker starts.
             job = start_job(**options)
-            managers.append(Manager(tmp_path / "root" / "joining" / "digits", job.temporary, roles))
+            managers.append(Manager(root / "joining" / "digits", job.temporary, roles))
             return job, managers[-1]
 
         yield start_both

@@ -29,7 +29,7 @@ from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
 from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.job_code import digest_code, validate_environment
+from pipeline_ops.jobs.job_code import check_environment, digest_code
 from pipeline_ops.jobs.request import Request
 from pipeline_ops.jobs.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most
@@ -82,7 +82,7 @@ def _find_fault(request: Request) -> ConfigError | None:
         own_code = digest_stage_code(stages)
         if isinstance(config.source, BeamSource):  # other sources run in the driver
             own_code |= digest_source_code(config.source, folder)
-        validate_environment(request, folder, own_code)
+        check_environment(request, folder, own_code)
         for name in stages:
             find_stage(name)
     except ConfigError as error:

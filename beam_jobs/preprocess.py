@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from beam_jobs.checks import check_model, check_plan, try_stages
 from beam_jobs.exchange import Exchange
 from beam_jobs.output import describe, quarantine
 from beam_jobs.output.raw_test import RawTestQuota
@@ -27,7 +28,6 @@ from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics import summary
 from beam_jobs.statistics.dataset import add_remarks, collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import ShardSummary, Summary
-from beam_jobs.validation import try_stages, validate_model, validate_plan
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.artifacts import dataset
 from pipeline_ops.artifacts.layout import Layout, work_folder
@@ -146,12 +146,12 @@ def _check_before_work(
     job: Job, config: Preprocess, source: SourceData, decision: duplicates.CollectionDecision
 ) -> None:
     """Checks what needs no shard: classes without examples, unserved stages, the model."""
-    validate_plan(config, source, decision)
+    check_plan(config, source, decision)
     try_stages(source, config, Path(job.request.config_file), job.request.training)
     if training := job.request.training:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")
-        validate_model(training, config, source, _find_layout(job))
+        check_model(training, config, source, _find_layout(job))
 
 
 def _build_shards(

@@ -115,7 +115,7 @@ def read_source_data(
 
     `read_transformed` runs the transform of a source of the type `beam`.
     """
-    validate_listing(config, listing, config_file)
+    check_listing(config, listing, config_file)
     if isinstance(config.source, BeamSource):
         listing, found = read_transformed(config.source, listing, config_file)
     else:
@@ -142,7 +142,7 @@ def _number_classes(class_names: Sequence[str], known: Mapping[str, int]) -> Ite
             yield known[name] if name in known else next(later)
 
 
-def validate_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
+def check_listing(config: Preprocess, listing: Listing, config_file: Path | str) -> None:
     """Checks that there are files, and that their folders have only one meaning."""
     if not listing.files:
         is_image_folder = config.source.type == "image_folder"
@@ -156,7 +156,7 @@ def validate_listing(config: Preprocess, listing: Listing, config_file: Path | s
     source = config.source
     read = source.input_source if isinstance(source, BeamSource) else source
     if isinstance(read, ImageFolderSource):
-        image_folder.validate_layout(read, listing, config.split.group_by is not None)
+        image_folder.check_layout(read, listing, config.split.group_by is not None)
 
 
 def read_all_records(

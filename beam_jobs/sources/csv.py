@@ -44,8 +44,8 @@ def read_entries(files: SourceFiles, source: CsvSource) -> Iterator[SourceEntry]
             groups[row.path if has_boxes and row.path else row.line].append(row)
         for rows in groups.values():
             first = rows[0]
-            place = f"{part.manifest}:{first.line}"
-            with files.entry(place, reader.find_key(first.path)):
+            where = f"{part.manifest}:{first.line}"
+            with files.entry(where, reader.find_key(first.path)):
                 for row in rows:
                     if row.fault:
                         raise row.fault

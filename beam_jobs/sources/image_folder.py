@@ -90,7 +90,7 @@ def find_layout(source: ImageFolderSource, listing: Listing) -> FolderLayout:
     return FolderLayout(splits, depth, stems, is_inside)
 
 
-def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
+def check_layout(source: ImageFolderSource, listing: Listing, has_groups: bool = False) -> None:
     """Checks that folders have one meaning. With groups, the inner ones may have another."""
     folder, layout = listing.folder, find_layout(source, listing)
     folders = {get_folders(file.key) for file in listing.files} - {()}
@@ -103,7 +103,7 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
     if source.class_folder == "outer":
         return
     if layout.splits:
-        _validate_split_folders(layout, folders, listing)
+        _check_split_folders(layout, folders, listing)
         if not layout.is_inside_classes:
             return
     tree = defaultdict[str, set[str]](set)  # the inner folders, "" for files directly in the outer
@@ -129,7 +129,7 @@ def validate_layout(source: ImageFolderSource, listing: Listing, has_groups: boo
         )
 
 
-def _validate_split_folders(
+def _check_split_folders(
     layout: FolderLayout, folders: Iterable[_Folders], listing: Listing
 ) -> None:
     splits = sorted(layout.splits)
@@ -194,7 +194,7 @@ def recognise(view: FolderView) -> Iterator[SourceMatch | Question | str]:
     names = [file.key.lower() for file in listing.files]
     is_annotated = any(name.endswith(".xml" if "/" in name else _ANNOTATIONS) for name in names)
     try:
-        validate_layout(source, listing)
+        check_layout(source, listing)
     except DataError as error:
         problem = str(error).partition(f", {REMEDY}")[0].removesuffix(".")
         if "preprocess.source.class_folder: inner" in problem and not is_annotated:

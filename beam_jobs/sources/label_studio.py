@@ -54,7 +54,7 @@ class _Annotation(NamedTuple):
 class _Task(NamedTuple):
     """One image: its place in the file, the reference to it, and the annotations that may count."""
 
-    place: str
+    where: str
     reference: Any
     annotations: list[_Annotation]
 
@@ -63,7 +63,7 @@ def read_entries(files: SourceFiles, source: LabelStudioSource) -> Iterator[Sour
     for task in _read_tasks(files, source):
         if not task.annotations and source.unannotated == "ignore":
             continue
-        with files.entry(task.place) as entry:
+        with files.entry(task.where) as entry:
             try:
                 image = _find_image(task.reference, source, files)
                 entry.key = image.key
@@ -82,8 +82,8 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
         kind = "an export of Label Studio as JSON or JSON-MIN, which is a list of tasks"
         raise DataError(f"{source.export}: not {kind}.")
     for index, entry in enumerate(entries):
-        place = f"{source.export}#task-{index}"
-        with files.entry(place):
+        where = f"{source.export}#task-{index}"
+        with files.entry(where):
             if not isinstance(entry, dict):
                 raise Reject("malformed", f"must be an object, got {type(entry).__name__}")
             is_min = not entry.keys() & {"data", "annotations"}
@@ -92,8 +92,8 @@ def _read_tasks(files: SourceFiles, source: LabelStudioSource) -> Iterable[_Task
                 raise Reject("malformed", "a task needs an object under the key data")
             reference = data.get(source.image_key)
             annotations = (_read_json_min if is_min else _read_json)(entry, source)
-            key = f"{entry['id']} {reference}" if is_min and "id" in entry else place
-            tasks.setdefault(key, _Task(place, reference, [])).annotations.extend(annotations)
+            key = f"{entry['id']} {reference}" if is_min and "id" in entry else where
+            tasks.setdefault(key, _Task(where, reference, [])).annotations.extend(annotations)
     return tasks.values()
 
 

@@ -48,15 +48,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Array(NamedTuple):
-    """An array in a file. `member` is its name in an `.npz` file, and `place` names its rows."""
+    """An array in a file. `member` is its name in an `.npz` file, and `where` names its rows."""
 
     file: RawFile
     member: str
-    place: str
+    where: str
 
     @property
     def name(self) -> str:
-        return self.place.rstrip("#-")
+        return self.where.rstrip("#-")
 
 
 class _Pair(NamedTuple):
@@ -136,7 +136,7 @@ def _match_names(arrays: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _read_pair(pair: _Pair, files: SourceFiles, source: NpzSource) -> Iterator[SourceEntry]:
     """The entries of the rows. All images are read before the first one."""
-    folder, place = files.listing.folder, pair.images.place
+    folder, where = files.listing.folder, pair.images.where
     with _open(pair.images, folder) as array:
         _check_length(array, pair.images, folder)
         num_bytes = math.prod(array.shape[1:])
@@ -147,7 +147,7 @@ def _read_pair(pair: _Pair, files: SourceFiles, source: NpzSource) -> Iterator[S
         _check_labels(array, len(digests), pair.images.name)
         labels = itertools.chain.from_iterable(map(_to_labels, array.iterate()))
         for row, (digest, label) in enumerate(zip(digests, labels, strict=True)):
-            key = f"{place}{row:06d}"
+            key = f"{where}{row:06d}"
             with files.entry(key, key=key, scope=pair.images.file.key):
                 if digest is None:
                     raise Reject("corrupt", "a value of the image is not finite")

@@ -52,7 +52,7 @@ class PackedExample:
     """A tf.train.Example in a TFRecord file. Its bytes `content` begin at the byte `start`."""
 
     container: RawFile
-    place: str
+    where: str
     content: bytes
     start: int
     features: Mapping[str, list[Any]]
@@ -92,15 +92,15 @@ def read_examples(
     """The entries of a TFRecord file. `make_entry` may raise Reject."""
     with translate_read_errors(container.key), open_raw(container, files.listing.folder) as file:
         for index, (start, content) in enumerate(scan_records(file, container.num_bytes)):
-            place = f"{container.key}#{index:06d}"
-            with files.entry(place, key=place, scope=container.key):
+            where = f"{container.key}#{index:06d}"
+            with files.entry(where, key=where, scope=container.key):
                 if isinstance(content, Reject):
                     raise content
                 try:
                     features = parse(content)
                 except ValueError as error:
                     raise Reject("malformed", str(error)) from None
-                yield make_entry(PackedExample(container, place, content, start, features))
+                yield make_entry(PackedExample(container, where, content, start, features))
 
 
 def make_entry(

@@ -91,19 +91,19 @@ class _FileReader:
             try:
                 for number, fields in self._rows.iterate(group, self._columns):
                     row = first + number
-                    place = self._make_place(row)
-                    with files.entry(place, key=place, scope=self._container.key):
+                    where = self._describe_row(row)
+                    with files.entry(where, key=where, scope=self._container.key):
                         image = self._make_image(find_field(fields, source.image), row)
                         yield make_entry(image, fields, source, split, self._names)
             except raw.CorruptParquet as error:
                 fault = str(error)
             if (start := first + number + 1) < end:
                 rows = f"the rows {start} to {end - 1} of row group {group} cannot be read"
-                with files.entry(self._make_place(start)):
+                with files.entry(self._describe_row(start)):
                     raise Reject("corrupt", f"{rows}: {fault}. Write the file again")
             first = end
 
-    def _make_place(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         return f"{self._container.key}#{row:06d}"
 
     def _find_columns(self) -> Iterator[str]:
@@ -139,7 +139,7 @@ class _FileReader:
 
     def _make_image(self, value: Any, row: int) -> raw.Raw:
         if isinstance(content := raw.find_bytes(value), bytes):
-            digest, key, column = compute_digest(content), self._make_place(row), self._columns[0]
+            digest, key, column = compute_digest(content), self._describe_row(row), self._columns[0]
             return raw.PackedImage(key, len(content), digest, self._container, row, column)
         path = value.get("path") if isinstance(value, Mapping) else value
         if path is None or self._source.images is None:

@@ -114,13 +114,13 @@ class CurrentEntry:
     """The known properties of an entry before it is valid. The source may add to them.
 
     Attributes:
-      key: the name of its rejects. By default the key of the image, or else the place.
+      key: the name of its rejects. By default the key of the image, or else `where`.
       labels: its classes as far as they are known. The job fails if a class has rejects only.
       scope: the file in which the key is unique. A key of two files becomes `<scope>#<key>`.
       prefix: the beginning of the details of its rejects.
     """
 
-    place: str
+    where: str
     key: str | None = None
     labels: Sequence[str] = ()
     scope: str = ""
@@ -129,7 +129,7 @@ class CurrentEntry:
 
 class _Found(NamedTuple):
     record: Record
-    place: str
+    where: str
     scope: str
 
     def rename(self, key: str) -> _Found:
@@ -328,19 +328,19 @@ class SourceFiles:
 
     @contextlib.contextmanager
     def entry(
-        self, place: str, key: str | None = None, scope: str = "", prefix: str = ""
+        self, where: str, key: str | None = None, scope: str = "", prefix: str = ""
     ) -> Iterator[CurrentEntry]:
         """Turns a Reject that the block raises into a rejected record.
 
-        `place` is the path of the image if it is known, or else the place of the entry, such as
+        `where` is the path of the image if it is known, or else the place of the entry, such as
         `labels.csv:12`. Quarantine and messages name it.
         """
-        self._entry = entry = CurrentEntry(place, key, scope=scope, prefix=prefix)
+        self._entry = entry = CurrentEntry(where, key, scope=scope, prefix=prefix)
         try:
             yield entry
         except Reject as reject:
-            is_file = entry.key is None and place in self
-            name = self.to_key(place) if is_file else entry.key or place
+            is_file = entry.key is None and where in self
+            name = self.to_key(where) if is_file else entry.key or where
             self._reject(name, reject.reason, entry.prefix + reject.detail, entry.labels)
         finally:
             self._entry = None
@@ -351,7 +351,7 @@ class SourceFiles:
             self._add(entry)
         kept, rejected_keys = [], {rejected.key for rejected in self._rejected}
         for key, found in self._divide_scopes():
-            record, (first, *more) = found[0].record, [entry.place for entry in found]
+            record, (first, *more) = found[0].record, [entry.where for entry in found]
             if more:
                 detail = f"named more than once: {', '.join([first, *more])}"
                 self._reject(key, "duplicate", detail, record.labels)
@@ -367,23 +367,23 @@ class SourceFiles:
     def _add(self, entry: SourceEntry) -> None:
         image = entry.path
         key = image.key if isinstance(image, Raw) else self.find_key(image, entry.folder)
-        place = self._entry or CurrentEntry(key or f"entry {entry!r:.80}")
+        current = self._entry or CurrentEntry(key or f"entry {entry!r:.80}")
         try:
-            record = self._make_record(entry, place)
+            record = self._make_record(entry, current)
             self._check_record(record)
         except Reject as reject:
-            name = place.key or key or place.place
-            self._reject(name, reject.reason, place.prefix + reject.detail, place.labels)
+            name = current.key or key or current.where
+            self._reject(name, reject.reason, current.prefix + reject.detail, current.labels)
         else:
-            self._found.append(_Found(record, place.place, place.scope))
-            cure = f"{place.place} is the last one. Divide the data set."
+            self._found.append(_Found(record, current.where, current.scope))
+            cure = f"{current.where} is the last one. Divide the data set."
             number = len(self._found)
             check_limit(self.listing.folder, "has", number, MAX_ENTRIES, "images", cure)
 
-    def _make_record(self, entry: SourceEntry, place: CurrentEntry) -> Record:
+    def _make_record(self, entry: SourceEntry, current: CurrentEntry) -> Record:
         label = "" if entry.label is None else parsing.parse_text(_to_plain(entry.label))
         boxes = None if entry.boxes is None else tuple(map(_parse_box, entry.boxes))
-        place.labels = [label] if boxes is None else [box.label for box in boxes]
+        current.labels = [label] if boxes is None else [box.label for box in boxes]
         if entry.encoded is not None:
             raise Reject("malformed", "only a transform of Beam can give the bytes of an image")
         if entry.label is None and boxes is None:

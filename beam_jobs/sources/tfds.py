@@ -184,7 +184,7 @@ def _index_by_name(features: Any) -> dict[str, Any]:
 
 
 def _make_entry(example: PackedExample, split: str | None, schema: _Schema) -> SourceEntry:
-    image = example.make_image(_IMAGE, example.place)
+    image = example.make_image(_IMAGE, example.where)
     if not schema.has_objects:
         [label] = example.read_values(_LABEL, 1)
         return SourceEntry(image, _find_class_name(label, schema), split=split)

@@ -92,7 +92,7 @@ def _read_class_names(files: SourceFiles, source: TfrecordSource) -> LabelMap:
 def _make_entry(
     example: PackedExample, task: str, split: str | None, names: LabelMap
 ) -> SourceEntry:
-    image = example.make_image(shards.ENCODED, _read_key(example.features) or example.place)
+    image = example.make_image(shards.ENCODED, _read_key(example.features) or example.where)
     if task == "classification":
         [label] = _read_labels(example, _TEXT, shards.LABEL, 1, names)
         return SourceEntry(image, label, split=split)

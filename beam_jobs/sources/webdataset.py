@@ -56,8 +56,8 @@ def read_entries(files: SourceFiles, source: WebdatasetSource) -> Iterator[Sourc
             samples = itertools.groupby(members, lambda member: getattr(member, "sample", ""))
             for name, found in samples:
                 key = to_raw_key(os.fsencode(name))
-                place = f"{container.key}#{key}" if name else container.key  # damage has no name
-                with files.entry(place, key=place, scope=container.key):
+                where = f"{container.key}#{key}" if name else container.key  # damage has no name
+                with files.entry(where, key=where, scope=container.key):
                     first = list(itertools.islice(found, MAX_SAMPLE_MEMBERS + 1))
                     yield _Sample(file, container, first).make_entry(source, split)
 

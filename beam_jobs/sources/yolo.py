@@ -60,11 +60,11 @@ class _Image(NamedTuple):
 
     file: RawFile
     split: str | None
-    place: str
+    where: str
     boxes: Sequence[Box] | None = None
 
 
-class _Place(NamedTuple):
+class _Listed(NamedTuple):
     """A folder of images, or a list of their paths, named in a line such as `data.yaml:3`."""
 
     key: str
@@ -99,15 +99,15 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
     names = _parse_names(description, files)
     if _CLASS_FILE.fullmatch(source.data):
         lists = _find_list_keys(files.by_key, source.data, files.read)
-        places = [_Place(key, False, split, f"{source.data}:1") for key, split in lists.items()]
+        listed = [_Listed(key, False, split, f"{source.data}:1") for key, split in lists.items()]
     else:
-        places = _find_places(description, files)
+        listed = _find_listed_paths(description, files)
     by_label: dict[str, list[_Image]] = defaultdict(list)
-    for image in _find_images(places, files, source, names):
+    for image in _find_images(listed, files, source, names):
         if image.boxes is None:
             by_label[_find_label_key(image.file.key, files)].append(image)
         else:
-            with files.entry(image.place, image.file.key):
+            with files.entry(image.where, image.file.key):
                 yield SourceEntry(image.file, boxes=image.boxes, split=image.split)
     others, lost = _match_other_names(files, by_label, names)
     labels = {key: file for key in by_label if (file := files.by_key.get(others.get(key, key)))}
@@ -125,66 +125,69 @@ def read_entries(files: SourceFiles, source: YoloSource) -> Iterator[SourceEntry
             with files.entry(image_key, image_key):
                 raise Reject("ambiguous_image", detail)
         if len(keys) == 1:
-            with files.entry(images[0].place, keys[0]) as entry:
+            with files.entry(images[0].where, keys[0]) as entry:
                 if (folder := posixpath.dirname(key)) in lost and key not in labels:
                     detail = f"there is no label file {key}, and {lost[folder]} has no image"
                     raise Reject("no_annotation", f"{detail}. Give both the same name")
                 label_file = files.get(others.get(key, key))
                 boxes = _parse_labels(reader.read(label_file), names) if label_file else ()
                 num_empty += label_file is not None and not boxes
-                for file, split, entry.place, _ in images:
+                for file, split, entry.where, _ in images:
                     yield SourceEntry(
                         file, boxes=boxes, split=split, frame=FRACTIONS, drawn_on="upright"
                     )
-    prefixes = {_to_labels(place.prefix) for place in places if place.is_folder}
-    prefixes -= {place.prefix for place in places}
-    if not places:
+    prefixes = {_to_labels(item.prefix) for item in listed if item.is_folder}
+    prefixes -= {item.prefix for item in listed}
+    if not listed:
         prefixes = {f"{posixpath.dirname(key)}/" for key in labels if "labels" in key.split("/")}
     _reject_unused_labels(tuple(prefixes), files, {*by_label, *others.values()})
     if labels and num_empty == len(labels):
         fault = f"found none: {num_empty} label files are there, and all of them are empty"
-        place = f"{files.listing.folder}: a detector needs boxes"
-        raise DataError(f"{place}, {fault}. Export the annotations again.")
+        where = f"{files.listing.folder}: a detector needs boxes"
+        raise DataError(f"{where}, {fault}. Export the annotations again.")
 
 
 def _find_images(
-    places: Collection[_Place], files: SourceFiles, source: YoloSource, names: Mapping[int, str]
+    listed: Collection[_Listed],
+    files: SourceFiles,
+    source: YoloSource,
+    names: Mapping[int, str],
 ) -> Iterator[_Image]:
-    """The images of all places, or without any all images, with the splits of their folders."""
+    """The images of all listed paths, or all images, with the splits of their folders."""
     every = [*files.by_key, *files.unreadable]
-    splits = {} if places else parsing.find_splits_of_keys(filter(parsing.is_image_name, every))
-    for place in places or [_Place(".", True, None, source.data)]:
-        if not place.is_folder:
-            yield from _read_list(place, files, source, names)
+    splits = {} if listed else parsing.find_splits_of_keys(filter(parsing.is_image_name, every))
+    for item in listed or [_Listed(".", True, None, source.data)]:
+        if not item.is_folder:
+            yield from _read_list(item, files, source, names)
             continue
         for key in every:
             is_other = (
-                key.lower().endswith(_OTHER_SUFFIXES) if places else not parsing.is_image_name(key)
+                key.lower().endswith(_OTHER_SUFFIXES) if listed else not parsing.is_image_name(key)
             )
-            if key.startswith(place.prefix) and not is_other:
+            if key.startswith(item.prefix) and not is_other:
                 with files.entry(key, key):
                     if file := files.get(key):
-                        yield _Image(file, splits.get(key, place.split), place.line)
+                        yield _Image(file, splits.get(key, item.split), item.line)
 
 
 def _read_list(
-    place: _Place, files: SourceFiles, source: YoloSource, names: Mapping[int, str]
+    item: _Listed, files: SourceFiles, source: YoloSource, names: Mapping[int, str]
 ) -> Iterator[_Image]:
     """A path starts at the folder of the list, or else it is one of another machine."""
-    text = files.read_text(place.key, f"data, {place.line},")
+    text = files.read_text(item.key, f"data, {item.line},")
     lines = list(map(_divide_line, text.splitlines()))
     has_boxes = any(boxes for _, boxes in lines)
     for number, (path, boxes) in enumerate(lines, start=1):
         if path:
-            with files.entry(f"{place.key}:{number}") as entry:
+            with files.entry(f"{item.key}:{number}") as entry:
                 if has_boxes and not parsing.is_image_name(path):
                     detail = f"{path:.80} must be an image, then x1,y1,x2,y2,class"
                     raise Reject("malformed", detail)
-                near = files.get(files.to_key(path, posixpath.dirname(place.key)))
+                near = files.get(files.to_key(path, posixpath.dirname(item.key)))
                 file = near or files.find_image_anywhere(path, posixpath.dirname(source.data))
                 entry.key = file.key if has_boxes else None
                 found = [_parse_pixels(box, names) for box in boxes] if has_boxes else None
-                yield _Image(file, place.split, entry.place, found)
+                yield _Image(file, item.split, entry.where, found)
 
 
 def _divide_line(line: str) -> tuple[str, list[str]]:
@@ -310,7 +313,7 @@ def _parse_class_file(name: str, text: str) -> _Description:
     return _Description(name, {"names": names}, lines)
 
 
-def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
+def _find_listed_paths(description: _Description, files: SourceFiles) -> list[_Listed]:
     values = description.values
     if not values.get("train"):
         raise description.make_error("the key train is missing. Add the folder of the images.")
@@ -318,7 +321,7 @@ def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
         raise description.make_error("must be text.", "path")
     slashes = ((key, slash) for key in files.by_key for slash in re.finditer("/", key))
     folders = {".", *(key[: slash.start()] for key, slash in slashes)}
-    places: dict[str, _Place] = {}
+    listed: dict[str, _Listed] = {}
     for key, split in _SPLITS.items():
         entries = values.get(key) or []
         for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
@@ -333,12 +336,12 @@ def _find_places(description: _Description, files: SourceFiles) -> list[_Place]:
                 fault = f"there are no files in {files.listing.folder} under {tried}"
                 cure = f"Correct the entry or path, or remove {key}."
                 raise description.make_error(f"{fault}. {cure}", *location)
-            if other := places.get(found):
+            if other := listed.get(found):
                 fault = f"{found} is named in {other.line} already"
                 cure = "and an image can be in one split only. Remove one of the entries."
                 raise description.make_error(f"{fault}, {cure}", *location)
-            places[found] = _Place(found, found in folders, split, description.locate(*location))
-    return [*places.values()]
+            listed[found] = _Listed(found, found in folders, split, description.locate(*location))
+    return [*listed.values()]
 
 
 def _iterate_candidates(
@@ -366,8 +369,8 @@ def _parse_names(description: _Description, files: SourceFiles) -> Mapping[int, 
     path = description.values.get("names")
     candidates = _iterate_candidates(description, "", path, files) if isinstance(path, str) else ()
     if key := next((key for key in candidates if key in files.by_key), None):
-        place = f"data, {description.locate('names')},"
-        description = _parse_class_file(key, files.read_text(key, place, MAX_DESCRIPTION_BYTES))
+        where = f"data, {description.locate('names')},"
+        description = _parse_class_file(key, files.read_text(key, where, MAX_DESCRIPTION_BYTES))
     names, count = description.values.get("names"), description.values.get("nc")
     if count is not None and not (type(count) is int and 1 <= count <= MAX_CLASSES):
         raise description.make_error("must be the number of classes, at least 1.", "nc")

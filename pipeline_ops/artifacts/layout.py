@@ -179,57 +179,57 @@ def usage_file(artifact: StorePath) -> StorePath:
     return artifact.with_name(f".{artifact.name}.used")
 
 
-Place = TypeVar("Place", Path, StorePath)
+PathT = TypeVar("PathT", Path, StorePath)
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt(Generic[Place]):
+class Attempt(Generic[PathT]):
     """The folder of one job process, and the files in it.
 
     Its readers outside the job see it in the store. The job's own processes see it on their disk.
     """
 
-    folder: Place
+    folder: PathT
 
     @property
-    def request(self) -> Place:
+    def request(self) -> PathT:
         return self.folder / REQUEST
 
     @property
-    def process(self) -> Place:
+    def process(self) -> PathT:
         """The file that identifies the process."""
         return self.folder / "process.json"
 
     @property
-    def cancellation(self) -> Place:
+    def cancellation(self) -> PathT:
         """The file that orders the job to end, with the reason (`jobs/cancellation.py`)."""
         return self.folder / "cancellation.json"
 
     @property
-    def status(self) -> Place:
+    def status(self) -> PathT:
         return self.folder / "status.json"
 
     @property
-    def reserve(self) -> Place:
+    def reserve(self) -> PathT:
         """Room for the status on a disk that is full by then (`jobs/request.py`)."""
         return self.folder / "status.reserve"
 
     @property
-    def progress(self) -> Place:
+    def progress(self) -> PathT:
         return self.folder / "progress.jsonl"
 
     @property
-    def log(self) -> Place:
+    def log(self) -> PathT:
         return self.folder / "job.log"
 
-    def worker_file(self, name: str, suffix: str) -> Place:
+    def worker_file(self, name: str, suffix: str) -> PathT:
         """A file of one gang process, by its name in messages: `worker-1.log` for `worker 1`."""
         return self.folder / f"{name.replace(' ', '-')}.{suffix}"
 
-    def worker_log(self, name: str) -> Place:
+    def worker_log(self, name: str) -> PathT:
         return self.worker_file(name, "log")
 
-    def worker_progress(self, name: str) -> Place:
+    def worker_progress(self, name: str) -> PathT:
         return self.worker_file(name, "jsonl")
 
 

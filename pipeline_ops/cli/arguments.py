@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.model_data_rules import check_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.reading import locate_in_file, parse_value
 from pipeline_ops.config.sources import OwnCodeSource
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.source_download import download_source
-from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_folder
-from pipeline_ops.user_code.models import digest_user_code, validate_names
+from pipeline_ops.raw_data.folder import check_folder, find_raw_folder, list_folder
+from pipeline_ops.user_code.models import check_names, digest_user_code
 
 if TYPE_CHECKING:
     from beam_jobs.sources import SourceData
@@ -133,7 +133,7 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
         check_source(config.preprocess.source, file)
     try:
         for section in (config.train, config.evaluate):
-            validate_names(section, config.file.parent)
+            check_names(section, config.file.parent)
             digest_user_code(section, config.file.parent)
     except ConfigError as error:  # its message begins with the key
         key = str(error).partition(":")[0].split(".")
@@ -148,8 +148,8 @@ def load_runnable(file: Path, overrides: dict[str, Any] | None = None) -> Pipeli
     Raises DataError: there is no folder of raw data, or it lacks what the source names.
     """
     config = load_checked(file, overrides)
-    validate_model_for_data(config)
-    validate_folder(config)
+    check_model_for_data(config)
+    check_folder(config)
     return config
 
 
@@ -163,7 +163,7 @@ def load_text(text: str, name: str, problem: str) -> PipelineConfig:
         file.write_text(text, encoding="utf-8")
         try:
             config = load_checked(file)
-            validate_model_for_data(config)
+            check_model_for_data(config)
         except ConfigError as error:
             raise ConfigError(f"{problem}:\n{str(error).replace(str(file), name)}") from error
     return config

@@ -14,7 +14,7 @@ from pipeline_ops.config.fields import (
     fixed_field,
     operational_field,
 )
-from pipeline_ops.storage.open_store import is_remote, validate_no_credentials
+from pipeline_ops.storage.open_store import check_no_credentials, is_remote
 from pipeline_ops.storage.store_options import SCHEMES
 
 FormatName = Literal["saved_model", "tflite", "tflite_int8", "onnx"]
@@ -72,7 +72,7 @@ class Export(TaskSection):
     @field_validator("registry")
     @classmethod
     def _validate_registry(cls, value: str | None) -> str | None:
-        validate_no_credentials(value or "")
+        check_no_credentials(value or "")
         if value is not None and is_remote(value) and value.partition("://")[0] not in SCHEMES:
             raise ValueError(
                 "must be a folder, "

@@ -26,7 +26,7 @@ _KEEP_SIZE = ("filter", "map_classes", "clip_boxes", "equalize", "encode")
 """Stages that keep the size of an image."""
 
 
-def validate_model_for_data(config: PipelineConfig) -> None:
+def check_model_for_data(config: PipelineConfig) -> None:
     """Checks the task and the image sizes of the model.
 
     Raises ConfigError for a model for another task than the source, or for other sizes than the
@@ -37,7 +37,7 @@ def validate_model_for_data(config: PipelineConfig) -> None:
     if task is not None:
         key = "type" if source.type in _TASKS else "task"
         where = _describe_location(config, ("preprocess", "source", key))
-        validate_task(task, model, f"{where} {getattr(source, key)}")
+        check_task(task, model, f"{where} {getattr(source, key)}")
     if size and (problem := find_size_problem(model, size[0], size[1])):
         where = _describe_location(config, ("preprocess", "stages", size[2], "resize"))
         raise ConfigError(
@@ -65,7 +65,7 @@ def find_source_task(config: PipelineConfig) -> Task | None:
     return getattr(source, "task", None) or _TASKS.get(source.type)
 
 
-def validate_task(task: Task, model: str, origin: str) -> None:
+def check_task(task: Task, model: str, origin: str) -> None:
     """Raises ConfigError if a model is for another task. `origin` says where the task is set."""
     if task == find_model(model).task:
         return

@@ -30,7 +30,7 @@ from pydantic import Field, Tag, TypeAdapter, ValidationError, field_validator, 
 
 from pipeline_ops.config.fields import Section, advanced_field, operational_field
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.storage.open_store import is_remote, validate_no_credentials
+from pipeline_ops.storage.open_store import check_no_credentials, is_remote
 from pipeline_ops.storage.store_options import READ_SCHEMES
 
 
@@ -125,7 +125,7 @@ class Source(Section):
                 "only the start and the end of a run's data interval can stand in brackets, "
                 f"such as {{start:%Y-%m-%d}}, got {min(unknown)!r}"
             )
-        validate_no_credentials(value)
+        check_no_credentials(value)
         scheme, separator, _ = value.partition("://")
         if separator and scheme not in ("file", *READ_SCHEMES):
             raise ValueError(

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from pipeline_ops.config.fields import SAME_FOR_ALL_RUNS, Section, fixed_field
 from pipeline_ops.storage.local_files import parse_relative_path
-from pipeline_ops.storage.open_store import validate_no_credentials
+from pipeline_ops.storage.open_store import check_no_credentials
 from pipeline_ops.storage.store_options import SCHEMES
 
 
@@ -45,7 +45,7 @@ class Storage(Section):
     @field_validator("root")
     @classmethod
     def _validate_root(cls, value: str) -> str:
-        scheme, separator, rest = validate_no_credentials(value).partition("://")
+        scheme, separator, rest = check_no_credentials(value).partition("://")
         if separator:
             if scheme not in SCHEMES:
                 raise ValueError(
@@ -60,4 +60,4 @@ class Storage(Section):
     def _validate_endpoint(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError(f"must begin with https:// or http://, got {value}")
-        return None if value is None else validate_no_credentials(value)
+        return None if value is None else check_no_credentials(value)

@@ -37,7 +37,7 @@ from pipeline_ops.config.model_catalogue import (
     find_model,
     is_user_function,
 )
-from pipeline_ops.storage.open_store import validate_no_credentials
+from pipeline_ops.storage.open_store import check_no_credentials
 
 DebugSwitch = Literal["numerics", "determinism", "eager"]
 """numerics: the first operation that produces an infinite value or NaN reports its name and its
@@ -775,7 +775,7 @@ class Train(TaskSection):
                 f"FILE, sha256: HEX}}; the file is in {value.replace(' ', '/')}/ of storage.root."
             )
         path = value.path if isinstance(value, InitialWeights) else value
-        validate_no_credentials(path or "")
+        check_no_credentials(path or "")
         return value
 
     @property

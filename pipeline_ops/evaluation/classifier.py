@@ -232,7 +232,7 @@ class Answers:
 
         Raises DataError if a label has no class, or if there are too many examples.
         """
-        _validate_labels(batch, len(self._names))
+        _check_labels(batch, len(self._names))
         start = self.num_added
         self.num_added += len(batch.keys)
         if self.num_added > len(self._labels):
@@ -349,7 +349,7 @@ def _allocate(
     )
 
 
-def _validate_labels(batch: EncodedBatch, num_classes: int) -> None:
+def _check_labels(batch: EncodedBatch, num_classes: int) -> None:
     unknown = np.flatnonzero((batch.labels < 0) | (batch.labels >= num_classes))
     if unknown.size:
         raise DataError(

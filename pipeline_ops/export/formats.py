@@ -99,7 +99,7 @@ def run_converter(
 def load_format(name: str, file: Path) -> PredictFunction:
     """Loads one of FORMAT_PATHS."""
     if name == "onnx":
-        with _require_onnx_extra():
+        with _explain_missing_extra():
             import onnxruntime
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
@@ -194,7 +194,7 @@ def _to_tflite(module: Any, representative: Iterator[np.ndarray] | None = None) 
 
 
 def _to_onnx(module: Any) -> bytes:
-    with _require_onnx_extra():
+    with _explain_missing_extra():
         import tf2onnx.convert
     with _translate_errors("ONNX"):
         model, _ = tf2onnx.convert.from_function(
@@ -224,7 +224,7 @@ def _read_representative_images(arguments: argparse.Namespace) -> Iterator[np.nd
 
 
 @contextlib.contextmanager
-def _require_onnx_extra() -> Iterator[None]:
+def _explain_missing_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:

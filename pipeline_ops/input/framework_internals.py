@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,16 @@ _SLOTS = {"momentum": "momentums", "velocity": "velocities", "average": "average
 
 SEED_STATE = "seed_generator_state"
 """The name of the variable in which one of Keras's generators of random numbers keeps its state."""
+_REMEMBERED: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.ModelCheckpoint: (
+        *("best", "_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
+    ),
+    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+    keras.callbacks.TensorBoard: ("_global_train_batch",),
+}
+"""What Keras's callbacks remember, by name, and no argument of a constructor."""
 PRIVATE_NAMES: list[str] = []
 """All parts that were looked up, as `module:name`. The tests remove each of them in turn."""
 
@@ -78,6 +89,7 @@ for _path in (
     "keras:optimizers.Optimizer._all_reduce_sum_gradients",
     "keras:optimizers.Optimizer._update_model_variables_moving_average",
     "keras:Model._symbolic_build",
+    "keras:callbacks.ModelCheckpoint._is_improvement",
 ):
     _find(_path)
 CollectiveAllReduceExtended = importlib.import_module(_COLLECTIVE).CollectiveAllReduceExtended
@@ -233,3 +245,20 @@ def _depends_on(operation: tf.Operation, sources: Sequence[tf.Tensor]) -> bool:
                 seen.add(id(before))
                 waiting.append(before)
     return False
+
+
+def compare_only_finite(callback: keras.callbacks.Callback) -> None:
+    """Makes a callback that monitors a figure take NaN and infinity for no improvement."""
+    compare = callback._is_improvement
+    callback._is_improvement = lambda value, best: math.isfinite(value) and compare(value, best)
+
+
+def will_profile(callback: keras.callbacks.TensorBoard) -> bool:
+    """Returns whether the callback profiles some batches."""
+    return bool(callback._should_trace)
+
+
+def list_remembered(callback: keras.callbacks.Callback) -> set[str]:
+    """Returns the attributes in which a callback of Keras remembers earlier epochs and batches."""
+    kinds = (kind for kind in _REMEMBERED if isinstance(callback, kind))
+    return {name for kind in kinds for name in _REMEMBERED[kind]}

@@ -128,7 +128,7 @@ def open_split(dataset: HostDataset, name: str, budget_bytes: int = 0) -> SplitS
             RemoteShard(dataset.locate(file), file, skipped, dataset.record_lengths.get(file.path))
             for file, skipped in zip(files, removed, strict=True)
         ]
-        paths = [str(shard.place) for shard in shards]
+        paths = [str(shard.path) for shard in shards]
         remote = RemoteSplit(tuple(shards), dataset.cache, budget_bytes)
     return SplitShards(
         tuple(paths),

@@ -87,7 +87,7 @@ class RemoteShard:
     record, removed ones included. It is None if the data set does not list them.
     """
 
-    place: StorePath
+    path: StorePath
     file: ManifestFile
     removed: tuple[int, ...] = ()
     lengths: Sequence[int] | None = None
@@ -121,14 +121,14 @@ class RemoteShard:
             if (ends[-1] if len(ends) else 0) != self.file.num_bytes:
                 raise DataError(
                     f"the listed lengths of the records do not add up to the {self.file.num_bytes} "
-                    f"bytes of {self.place}. {REMEDY}"
+                    f"bytes of {self.path}. {REMEDY}"
                 )
         return np.delete(np.stack([starts, ends]), list(self.removed), axis=1)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Reads a part of the shard from the store."""
         with self._translate_errors():
-            return self.place.read_range(start, end - start)
+            return self.path.read_range(start, end - start)
 
     @property
     def _digest(self) -> str:
@@ -144,12 +144,12 @@ class RemoteShard:
         """Copies the shard into a folder, and checks it on the way."""
         for _ in range(_TRIES):
             with self._translate_errors():
-                found = self.place.download(folder / _NAME, self.file.num_bytes)
+                found = self.path.download(folder / _NAME, self.file.num_bytes)
             if self.file.has_content(found):
                 return
             (folder / _NAME).unlink()
         raise MachineError(
-            f"{self.place} has {found.num_bytes} bytes with the checksum {found.crc32c}, but the "
+            f"{self.path} has {found.num_bytes} bytes with the checksum {found.crc32c}, but the "
             f"manifest lists {self.file.num_bytes} with {self.file.crc32c}. {REMEDY}"
         )
 
@@ -159,7 +159,7 @@ class RemoteShard:
             yield
         except FileNotFoundError:
             raise MachineError(
-                f"{self.place} is missing, but the manifest lists it. {REMEDY}"
+                f"{self.path} is missing, but the manifest lists it. {REMEDY}"
             ) from None
         except DataError as error:  # a link
             raise MachineError(f"{error}. {REMEDY}") from None
@@ -308,12 +308,12 @@ class RemoteSplit:
 
 
 class _Located(NamedTuple):
-    """A record to read from the store: its bytes `[start, end)`, and its place in the batch."""
+    """A record to read from the store: its bytes `[start, end)`, and its position in the batch."""
 
     shard: int
     start: int
     end: int
-    place: int
+    position: int
 
 
 class RecordReader:
@@ -398,19 +398,19 @@ class RecordReader:
         return records
 
     def _read_range(self, part: Sequence[_Located]) -> list[tuple[int, bytes]]:
-        """Reads records with one request. Returns them with their places in the batch."""
+        """Reads records with one request. Returns them with their positions in the batch."""
         shard, first, end = self._split.shards[part[0].shard], part[0].start, part[-1].end
         for _ in range(_TRIES):
             content = shard.read_range(first, end)
             found = [
-                (each.place, unframe_record(content[each.start - first : each.end - first]))
+                (each.position, unframe_record(content[each.start - first : each.end - first]))
                 for each in part
             ]
             sound = [(index, record) for index, record in found if record is not None]
             if len(sound) == len(found):
                 return sound
         raise MachineError(
-            f"{shard.place}: a record between the bytes {first} and {end} does not "
+            f"{shard.path}: a record between the bytes {first} and {end} does not "
             f"match its checksum. {REMEDY}"
         )
 

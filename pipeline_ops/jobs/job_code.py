@@ -82,7 +82,7 @@ def _digest_own_code(request: Request, folder: Path) -> dict[str, str]:
             return {}
 
 
-def validate_environment(
+def check_environment(
     request: Request, folder: Path, own_code: Mapping[str, str] | None = None
 ) -> None:
     """Raises ConfigError if this host has other code or packages than those of the plan.

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
 from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_user_function
-from pipeline_ops.config.model_data_rules import find_size_problem, validate_task
+from pipeline_ops.config.model_data_rules import check_task, find_size_problem
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
@@ -168,7 +168,7 @@ def requires_process(train: Train) -> bool:
     return bool(has_own_code or train.model_parameters or train.freeze)
 
 
-def validate_training(
+def check_training(
     training: PlannedTraining,
     task: Task,
     image_shape: tuple[int, int, int],
@@ -186,7 +186,7 @@ def validate_training(
     train = own.model_copy(update={"metrics": own.metrics + added})
     if training.has_hosts:  # the data of the author's own may be there alone
         train = train.model_copy(update={"dataset": None})
-    validate_task(task, train.model, f"{training.config_file}: the data set")
+    check_task(task, train.model, f"{training.config_file}: the data set")
     if fault := find_size_problem(train.model, *image_shape[:2]):
         raise _make_located_error(
             training,

@@ -31,7 +31,7 @@ from pipeline_ops.artifacts.layout import Attempt, lock_file, work_folder
 from pipeline_ops.artifacts.manifest import NAME, has_damage, withdraw_artifact
 from pipeline_ops.errors import Cancelled, ExitCode, TrainyardError
 from pipeline_ops.jobs.cancellation import LOST, monitor_cancellation, read_cancellation_reason
-from pipeline_ops.jobs.job_code import use_user_code, validate_environment, write_user_files
+from pipeline_ops.jobs.job_code import check_environment, use_user_code, write_user_files
 from pipeline_ops.jobs.progress import ProgressWriter
 from pipeline_ops.jobs.request import Request, Status, read_request, write_status
 from pipeline_ops.jobs.workspace import (
@@ -145,7 +145,7 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
             request = read_request(open_path(workspace.request))
             with use_user_code(request, workspace.folder) as code_folder:
                 if INIT_VARIABLE in os.environ:
-                    validate_environment(request, code_folder)
+                    check_environment(request, code_folder)
                 status = _do_once(work, request, workspace, attempt, ends_at)
     except TrainyardError as error:
         status = _make_status(error, attempt)

@@ -250,7 +250,7 @@ class KubernetesLauncher(Launcher):
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         hosts, client = self._hosts, self._client
         if self._num_allocations == 0:
-            client.validate_rights(GANG_RIGHTS)
+            client.check_rights(GANG_RIGHTS)
         self._num_allocations += 1
         name = self._name = f"{self._base_name}-{self._num_allocations}"
         try:

@@ -43,7 +43,7 @@ from pipeline_ops.jobs.gang_protocol import (
     format_worker_digest_name,
 )
 from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.jobs.request import Status
@@ -170,7 +170,7 @@ def check_own_model(job: Job, config: Train, dataset: DatasetFigures) -> None:
         config_file=request.config_file, train=request.config, python="", code=code
     )
     job.progress.report("model", message="checks the model")
-    validate_training(
+    check_training(
         training.model_copy(update={"python": "", "has_hosts": True}),
         dataset.task,
         dataset.image_shape,

@@ -35,7 +35,7 @@ from pipeline_ops.models.detection import Head
 from pipeline_ops.models.own_functions import make_per_example
 from pipeline_ops.models.user_errors import describe_call, list_own_frames, locate
 from pipeline_ops.user_code import modules
-from pipeline_ops.user_code.opened_files import require_named_files
+from pipeline_ops.user_code.opened_files import explain_unnamed_files
 
 _POLICIES = {
     "float32": keras.DTypePolicy("float32"),
@@ -69,7 +69,7 @@ def build_model(
         if is_own:
             with _use_precision(config, for_training, is_import=True):
                 build = load_function(config.model, "train.model", folder)
-            watch = require_named_files(folder, f"train.model: {config.model}")
+            watch = explain_unnamed_files(folder, f"train.model: {config.model}")
         else:
             entry = CATALOGUE[config.model]
             build = importlib.import_module(f"{__name__}.{entry.module}").build
@@ -255,7 +255,7 @@ def load_object(path: str, key: str, folder: Path) -> Any:
         f"config in {folder}. List a module that is imported by a computed name in "
         f"{key.partition('.')[0]}.files"
     )
-    with require_named_files(folder, f"{key}: {path}"):
+    with explain_unnamed_files(folder, f"{key}: {path}"):
         return modules.load_object(path, key, remedy)
 
 

@@ -32,7 +32,7 @@ from pipeline_ops.models.boxes import (
     compute_pairwise_ious,
     select_best,
 )
-from pipeline_ops.models.detection import Candidates, Head, compute_focal_losses, require
+from pipeline_ops.models.detection import Candidates, Head, check_that, compute_focal_losses
 
 BoxLoss = Literal["smooth_l1", "giou"]
 
@@ -150,7 +150,7 @@ class AnchorHead(Head):
         }
         for name, (rule, is_valid) in rules.items():
             value = getattr(self, name)
-            require(is_valid(value), name, rule, value)
+            check_that(is_valid(value), name, rule, value)
 
     @functools.cached_property
     def anchors(self) -> np.ndarray:

@@ -22,10 +22,10 @@ from pipeline_ops.models.boxes import Boxes, compute_overlaps, select_best
 from pipeline_ops.models.detection import (
     Candidates,
     Head,
+    check_max_detections,
+    check_multiple,
+    check_that,
     compute_focal_losses,
-    require,
-    require_max_detections,
-    require_multiple,
 )
 
 STRIDE = 4
@@ -58,9 +58,9 @@ def build(
           0.9 million, 48 2 million.
       max_detections: an argument of the head, the largest number of detections of an image.
     """
-    require_multiple("center_detector", image_shape, _DEEPEST_STRIDE)
-    require(width >= 8 and width % 8 == 0, "width", "a multiple of 8", width)
-    require_max_detections(max_detections)
+    check_multiple("center_detector", image_shape, _DEEPEST_STRIDE)
+    check_that(width >= 8 and width % 8 == 0, "width", "a multiple of 8", width)
+    check_max_detections(max_detections)
     images = Input(image_shape, name="images")
     features = _build_features(layers.Rescaling(1 / 128, -1)(images), width)
     bias = initializers.Constant(_INITIAL_LOGIT)
@@ -79,7 +79,7 @@ def make_head(
     max_detections: int | None = None,
 ) -> CenterHead:
     grid = image_shape[0] // STRIDE, image_shape[1] // STRIDE
-    return CenterHead(grid, num_classes, require_max_detections(max_detections))
+    return CenterHead(grid, num_classes, check_max_detections(max_detections))
 
 
 def _build_features(x: KerasTensor, width: int) -> KerasTensor:

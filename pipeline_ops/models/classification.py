@@ -261,7 +261,7 @@ def find_end(
     end = _find_end(outputs[0])
     is_single = end.type == "Sigmoid" and outputs[0].shape[1:] == (1,) and num_classes == 2
     if not is_single:
-        _validate_shape(tuple(outputs[0].shape), name, num_classes)
+        _check_shape(tuple(outputs[0].shape), name, num_classes)
     if end.type == "Sigmoid" and not is_single:
         raise ConfigError(
             f"train.model: {name} ends in sigmoid, which gives several labels for an image. "
@@ -277,7 +277,7 @@ class End:
 
     kind: str
     """The type of the last operation."""
-    place: str
+    where: str
     is_made_of: bool
     """Whether its input was computed elementwise from results of the same type of operation."""
     num_outputs: int
@@ -291,8 +291,8 @@ class End:
     def of(cls, operation: tf.Operation) -> End:
         kind = operation.type
         is_made_of = kind in _PROBABILITIES and _has_results(operation.inputs[0].op, kind)
-        place = f"{kind} ({operation.name})"
-        return cls(kind, place, is_made_of, operation.outputs[0].shape[-1])
+        where = f"{kind} ({operation.name})"
+        return cls(kind, where, is_made_of, operation.outputs[0].shape[-1])
 
 
 def _find_end(outputs: tf.Tensor) -> tf.Operation:
@@ -340,7 +340,7 @@ def compute_logits(
                 "write a train_step or a compute_loss for all."
             )
         found = _find_end(flat[0])
-        _require_logits(found, end, name)
+        _check_logits(found, end, name)
         if found.type == end.kind and end.is_probability:
             outputs = tf.reshape(found.inputs[0], [-1, outputs.shape[-1]])
         elif not end.is_probability:
@@ -359,7 +359,7 @@ class _UnequalEndsError(ConfigError):
         super().__init__(message.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or message)
 
 
-def _require_logits(found: tf.Operation, end: End, name: str) -> None:
+def _check_logits(found: tf.Operation, end: End, name: str) -> None:
     """Raises ConfigError if the training would take probabilities for logits.
 
     A model that returns probabilities in inference may return logits in training, but not
@@ -370,7 +370,7 @@ def _require_logits(found: tf.Operation, end: End, name: str) -> None:
     changed = end.is_probability and _has_results(found, end.kind) and not end.is_made_of
     if changed or found.type in _PROBABILITIES:
         raise _UnequalEndsError(
-            f"train.model: {name} ends in {end.place} when it answers, and in {found.type} "
+            f"train.model: {name} ends in {end.where} when it answers, and in {found.type} "
             f"({found.name}) in training. The loss takes logits: end the model with the softmax in "
             "both cases, or in training with its input. Apply other operations before the softmax."
         )
@@ -392,9 +392,9 @@ def _has_results(end: tf.Operation, kind: str) -> bool:
     return False
 
 
-def validate_logits(values: np.ndarray, name: str, num_classes: int) -> None:
+def check_logits(values: np.ndarray, name: str, num_classes: int) -> None:
     """Checks the outputs for a batch of images that differ."""
-    _validate_shape(values.shape, name, num_classes)
+    _check_shape(values.shape, name, num_classes)
     if not np.isfinite(values).all():
         raise ConfigError(
             f"train.model: {name} has outputs that are not finite, with new weights and images of "
@@ -412,7 +412,7 @@ def _are_probabilities(values: np.ndarray, tolerance: float) -> bool:
     return bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=tolerance))
 
 
-def _validate_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
+def _check_shape(shape: tuple[int | None, ...], name: str, num_classes: int) -> None:
     if len(shape) != 2 or shape[1] != num_classes:
         cure = "End the model with keras.layers.Dense(num_classes)"
         if len(shape) == 4:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from keras import Input, Model, layers
 
 from pipeline_ops.models.center_detector import build_conv_block
-from pipeline_ops.models.detection import require
+from pipeline_ops.models.detection import check_that
 
 _SMALL_SIDE = 96
 """Images with a shorter side of at least this many pixels are reduced once more, to 1/32."""
@@ -21,7 +21,7 @@ def build(image_shape: tuple[int, int, int], num_classes: int, width: int = 24) 
 
     `width` is the number of channels of the first layer, a multiple of 8.
     """
-    require(width >= 8 and width % 8 == 0, "width", "a multiple of 8", width)
+    check_that(width >= 8 and width % 8 == 0, "width", "a multiple of 8", width)
     images = Input(image_shape, name="images")
     x = layers.Rescaling(1 / 128, -1)(images)
     x = build_conv_block(x, width, strides=2)

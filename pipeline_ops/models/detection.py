@@ -83,19 +83,19 @@ class Head(Protocol):
         return suppress_portably(*candidates, self.max_detections, self.nms_iou)
 
 
-def require(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
+def check_that(is_valid: bool, parameter: str, rule: str, value: Any) -> None:
     """Raises ConfigError with the rule if a parameter of a detector is not valid."""
     if not is_valid:
         raise ConfigError(f"train.model_parameters.{parameter} must be {rule}, got {value}")
 
 
-def require_max_detections(value: int | None) -> int:
+def check_max_detections(value: int | None) -> int:
     """Returns the parameter `max_detections`, or COCO's 100. Raises ConfigError."""
-    require(value is None or value >= 1, "max_detections", "at least 1", value)
+    check_that(value is None or value >= 1, "max_detections", "at least 1", value)
     return COCO_DETECTIONS if value is None else value
 
 
-def require_multiple(name: str, image_shape: tuple[int, int, int], stride: int) -> None:
+def check_multiple(name: str, image_shape: tuple[int, int, int], stride: int) -> None:
     """Raises ConfigError if height or width of the images is not a multiple of `stride`."""
     height, width, _ = image_shape
     if height % stride or width % stride:

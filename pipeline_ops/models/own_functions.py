@@ -25,7 +25,7 @@ from pipeline_ops.models.classification import (
     PerExample,
     compute_per_example,
 )
-from pipeline_ops.user_code.opened_files import require_named_files
+from pipeline_ops.user_code.opened_files import explain_unnamed_files
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PER_EXAMPLE_HINT = (
@@ -62,7 +62,7 @@ def make_per_example(
 
     @functools.wraps(found)
     def compute_watched(labels: tf.Tensor, outputs: tf.Tensor) -> Any:
-        with require_named_files(folder, where):
+        with explain_unnamed_files(folder, where):
             if isinstance(found, keras.losses.Loss) and takes_one_hot(found, outputs.shape[-1]):
                 labels = tf.one_hot(tf.reshape(labels, [-1]), outputs.shape[-1])
             return compute(labels, outputs)
@@ -129,7 +129,7 @@ def takes_one_hot(loss: Any, num_outputs: int) -> bool:
     return False
 
 
-def require_fitting(task: Classification, loss: PerExample, where: str) -> None:
+def check_loss(task: Classification, loss: PerExample, where: str) -> None:
     """Raises ConfigError if a loss takes logits for probabilities, or probabilities for logits.
 
     The loss is called with random outputs. A loss of logits does not change if a number is added to

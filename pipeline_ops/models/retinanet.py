@@ -27,7 +27,7 @@ from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.anchor_head import AnchorHead
 from pipeline_ops.models.backbones import preprocess_images
-from pipeline_ops.models.detection import require, require_max_detections, require_multiple
+from pipeline_ops.models.detection import check_max_detections, check_multiple, check_that
 
 Normalization = Literal["none", "group"]
 Activation = Literal["relu", "relu6", "silu"]
@@ -90,22 +90,22 @@ def build(
           hold a twentieth of their initial values after 3,000 steps, and 0.99 in the others.
       head_parameters: attributes of `AnchorHead`.
     """
-    require_multiple("retinanet", image_shape, _DEEPEST_STRIDE)
+    check_multiple("retinanet", image_shape, _DEEPEST_STRIDE)
     if backbone not in ENDPOINTS:
         raise ConfigError(
             f"train.model_parameters.backbone: there is no backbone {backbone!r}; "
             f"{suggest_name(backbone, ENDPOINTS)}"
         )
     is_multiple = width >= _GROUP_SIZE and width % _GROUP_SIZE == 0
-    require(is_multiple, "width", f"a multiple of {_GROUP_SIZE}", width)
-    require(depth >= 1, "depth", "at least 1", depth)
-    require(bifpn_rounds >= 0, "bifpn_rounds", "at least 0", bifpn_rounds)
+    check_that(is_multiple, "width", f"a multiple of {_GROUP_SIZE}", width)
+    check_that(depth >= 1, "depth", "at least 1", depth)
+    check_that(bifpn_rounds >= 0, "bifpn_rounds", "at least 0", bifpn_rounds)
     is_known = normalization in get_args(Normalization)
-    require(is_known, "normalization", "none or group", normalization)
-    require(activation in get_args(Activation), "activation", "relu, relu6 or silu", activation)
+    check_that(is_known, "normalization", "none or group", normalization)
+    check_that(activation in get_args(Activation), "activation", "relu, relu6 or silu", activation)
     momentum = batch_normalization_momentum
     is_share = momentum is None or 0 <= momentum < 1
-    require(is_share, "batch_normalization_momentum", "from 0 to below 1, or null", momentum)
+    check_that(is_share, "batch_normalization_momentum", "from 0 to below 1, or null", momentum)
     head = make_head(image_shape, num_classes, **head_parameters)
     images = Input(image_shape, name="images")
     network = _build_backbone(backbone, image_shape[:2], backbone_parameters or {})
@@ -124,7 +124,7 @@ def build(
 def make_head(image_shape: tuple[int, int, int], num_classes: int, **parameters: Any) -> AnchorHead:
     """Returns the head that interprets the outputs. Raises ConfigError."""
     found = {name: value for name, value in parameters.items() if name in _HEAD_PARAMETERS}
-    found["max_detections"] = require_max_detections(parameters.get("max_detections"))
+    found["max_detections"] = check_max_detections(parameters.get("max_detections"))
     return AnchorHead(image_shape[:2], num_classes, **found)
 
 

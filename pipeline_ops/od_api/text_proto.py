@@ -352,7 +352,7 @@ class ConfigReader:
     def take_all(self, name: str, kind: type[_Kind]) -> list[_Kind]:
         """Returns all values of a repeated scalar."""
         self.mark_taken(name)
-        return [self._validate_kind(field, kind) for _, field in self._iterate_fields(name)]
+        return [self._check_kind(field, kind) for _, field in self._iterate_fields(name)]
 
     def take_equal(self, name: str, expected: Scalar) -> bool:
         """Takes a value that equals our setting, and returns whether it does. Others stay."""
@@ -406,7 +406,7 @@ class ConfigReader:
             if name in (None, field.name):
                 yield self.path(field.name) + number, field
 
-    def _validate_kind(self, field: Field, kind: type[_Kind]) -> _Kind:
+    def _check_kind(self, field: Field, kind: type[_Kind]) -> _Kind:
         value: object = shorten(field.value)
         if type(value) is int and (kind is float or (kind is bool and value in (0, 1))):
             value = kind(value)

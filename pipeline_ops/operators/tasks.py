@@ -22,10 +22,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
-from pipeline_ops.config.model_data_rules import check_train_split, validate_model_for_data
+from pipeline_ops.config.model_data_rules import check_model_for_data, check_train_split
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.places.place import Place
@@ -270,7 +270,7 @@ class PreprocessOperator(JobOperator):
     def check_preconditions(self, run: TaskRun, manifests: Mapping[str, str]) -> None:
         """Stops a run that cannot train before it preprocesses. Downloads the data of a source."""
         config = run.config
-        validate_model_for_data(config)
+        check_model_for_data(config)
         if config.root.is_local:
             config.root.local.mkdir(parents=True, exist_ok=True)
         find_champion(config)
@@ -288,7 +288,7 @@ class PreprocessOperator(JobOperator):
             request = plan.request.model_copy(update={"training": training})
             return dataclasses.replace(plan, request=request)
         figures = DatasetFigures.model_validate(manifest.figures)
-        validate_training(
+        check_training(
             training,
             figures.task,
             figures.image_shape,

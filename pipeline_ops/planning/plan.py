@@ -43,7 +43,7 @@ from pipeline_ops.planning.inputs import (
     find_warm_start,
 )
 from pipeline_ops.planning.job_kinds import KINDS, find_job_code
-from pipeline_ops.raw_data.folder import find_raw_folder, list_folder, validate_interval
+from pipeline_ops.raw_data.folder import check_interval, find_raw_folder, list_folder
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.checksums import compute_digest
@@ -127,7 +127,7 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     config, layout = run.config, run.layout
     if config.preprocess.dataset:
         return _plan_given(run, config.preprocess.dataset)
-    validate_interval(config)
+    check_interval(config)
     source, stages = config.preprocess.source, [stage.name for stage in config.preprocess.stages]
     raw_files = list_folder(find_raw_folder(config), layout.listings, source.file_patterns)
     folder = config.file.parent

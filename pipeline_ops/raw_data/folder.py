@@ -65,7 +65,7 @@ def read_folder_state(folder: RawFolder, patterns: Sequence[str] | None = None) 
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest(), len(lines)
 
 
-def validate_interval(config: PipelineConfig) -> None:
+def check_interval(config: PipelineConfig) -> None:
     """Checks that the location of the raw data does not depend on a missing data interval.
 
     Raises:
@@ -81,7 +81,7 @@ def validate_interval(config: PipelineConfig) -> None:
         )
 
 
-def validate_folder(config: PipelineConfig) -> None:
+def check_folder(config: PipelineConfig) -> None:
     """Checks a local folder of raw data without reading files.
 
     An object store is not checked here. The first task reports its problems.

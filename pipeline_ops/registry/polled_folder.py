@@ -72,7 +72,7 @@ class PolledFolder:
             lines = self._copy(version, parent)
             present = {each.number for each in self.registry.list_versions()}
             for number, name in self._list_numbers():
-                if number >= version.number and name != version.place.name:
+                if number >= version.number and name != version.path.name:
                     self._rename(name, _make_name(number), parent)
                 elif number not in present and self._is_copy(name, parent):
                     remove_by_rename(name, parent)
@@ -124,7 +124,7 @@ class PolledFolder:
 
     def _copy(self, version: Version, parent: int) -> list[str]:
         """Makes a whole copy, unless there is one. Returns its path, and the damage of the last."""
-        name = version.place.name
+        name = version.path.name
         target = self.folder / name
         if not os.path.lexists(target):
             with staging_folder(target) as staging:

@@ -252,7 +252,7 @@ def check_origin(
     `name` is the name of the version in the message. Raises ConfigError for another pipeline's.
     """
     if (origin := version.read_manifest().pipeline) not in (pipeline, *shared_with):
-        model = version.place.parent.name
+        model = version.path.parent.name
         raise ConfigError(
             f"{name} of {model} (version {version.number}) comes from pipeline {origin}, and this "
             f"is {pipeline}. The two would compare and replace models of different data",

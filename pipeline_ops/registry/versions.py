@@ -75,32 +75,32 @@ The arguments are the folder and the version's number.
 class Version:
     """One published model, by its folder."""
 
-    place: StorePath
+    path: StorePath
 
     @property
     def number(self) -> int:
-        return int(self.place.name)
+        return int(self.path.name)
 
     @property
     def folder(self) -> str:
         """The version's path or URI."""
-        return str(self.place)
+        return str(self.path)
 
     @property
     def uri(self) -> str:
         """The manifest's path or URI."""
-        return f"{self.place}/{NAME}"
+        return f"{self.path}/{NAME}"
 
     def read_manifest(self) -> Manifest:
         """Returns the manifest. Raises DataError if it is gone or invalid."""
-        return _parse_version(_read_manifest_bytes(self.place), self.uri)
+        return _parse_version(_read_manifest_bytes(self.path), self.uri)
 
     def fetch(self) -> Path:
         """Returns a local folder that holds the version: its own, or a copy in the host's cache.
 
         Raises DataError if a file does not match the manifest.
         """
-        folder, manifest = _fetch_folder(self.place), self.read_manifest()
+        folder, manifest = _fetch_folder(self.path), self.read_manifest()
         check_files(folder / NAME, manifest, manifest.files)
         return folder
 
@@ -110,15 +110,15 @@ class Version:
         Each file is checked during the copy, so that no file can change after its check. Raises
         DataError if one does not match the manifest, and MachineError if the disk failed.
         """
-        _copy(self.place, _read_manifest_bytes(self.place), target)
+        _copy(self.path, _read_manifest_bytes(self.path), target)
 
     def remove(self) -> None:
         """Hides the version from readers, and then removes its files. A missing one is ignored."""
-        if self.place.is_local:
-            self.place.remove_tree()
-        elif (self.place / NAME).exists():
-            (self.place / NAME).write(b"")  # stays, so that the number is not used again
-            _remove_files(self.place)  # after a kill, the next publisher does it
+        if self.path.is_local:
+            self.path.remove_tree()
+        elif (self.path / NAME).exists():
+            (self.path / NAME).write(b"")  # stays, so that the number is not used again
+            _remove_files(self.path)  # after a kill, the next publisher does it
 
 
 def list_numbers(model: StorePath) -> list[int]:

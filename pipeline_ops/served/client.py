@@ -331,10 +331,10 @@ class SavedModelClient:
         """Returns probabilities float32 [N, C] and classes int64 [N]."""
         outputs = self.predict(batch)
         probabilities, classes = (outputs[name] for name in contract.CLASSIFIER_OUTPUTS)
-        self.validate_shape(probabilities, len(batch.keys))
+        self.check_shape(probabilities, len(batch.keys))
         return probabilities, classes
 
-    def validate_shape(self, probabilities: np.ndarray, num_images: int) -> None:
+    def check_shape(self, probabilities: np.ndarray, num_images: int) -> None:
         """Raises DataError unless there is a probability for each image and class."""
         wanted = num_images, self._num_classes
         if probabilities.shape != wanted:

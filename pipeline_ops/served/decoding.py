@@ -23,7 +23,7 @@ _PNG_HEADER_BYTES = len(_PNG) + 8
 """Width and height follow as integers of four bytes each."""
 
 
-def validate_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
+def check_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
     """Returns the number of pixels of each image, int64 [N], once all may be decoded.
 
     `model_pixels` is the size of the model's input. That number of pixels of each image does not
@@ -51,27 +51,27 @@ def validate_images(encoded_N: tf.Tensor, model_pixels: int) -> tf.Tensor:
     has_few_scans = _has_at_most(MAX_JPEG_SCANS, b"\xff\xda", jpegs_J)
     has_few_texts = [_has_at_most(MAX_PNG_TEXTS, kind, pngs_P) for kind in (b"zTXt", b"iTXt")]
     checks = [
-        _require(
+        _assert(
             tf.reduce_all(is_jpeg_N | is_png_N),
             "Unknown image file format. JPEG or PNG required, with a whole header.",
         ),
-        _require(
+        _assert(
             largest <= MAX_IMAGE_PIXELS,
             f"An image has {{}} pixels, at most {MAX_IMAGE_PIXELS} are allowed. "
             "Send a smaller one.",
             largest,
         ),
-        _require(
+        _assert(
             total <= MAX_REQUEST_PIXELS,
             "The images of the request have {} pixels, at most "
             f"{MAX_REQUEST_PIXELS} are allowed. Send fewer at once.",
             total,
         ),
-        _require(
+        _assert(
             has_few_scans,
             f"A JPEG has more than {MAX_JPEG_SCANS} scans. Save it as a baseline JPEG.",
         ),
-        _require(
+        _assert(
             tf.reduce_all(has_few_texts),
             f"A PNG has more than {MAX_PNG_TEXTS} texts. Save it without.",
         ),
@@ -86,7 +86,7 @@ def _has_at_most(limit: int, marker: bytes, encoded_N: tf.Tensor) -> tf.Tensor:
     return parts.shape[1] - 1 <= limit
 
 
-def _require(condition: tf.Tensor, message: str, *values: tf.Tensor) -> tf.Operation:
+def _assert(condition: tf.Tensor, message: str, *values: tf.Tensor) -> tf.Operation:
     return tf.debugging.Assert(
         condition, [tf.strings.format(message, values) if values else message]
     )

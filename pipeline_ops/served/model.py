@@ -21,7 +21,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.boxes import suppress
 from pipeline_ops.models.detection import Head
 from pipeline_ops.served import contract
-from pipeline_ops.served.decoding import validate_images
+from pipeline_ops.served.decoding import check_images
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage, place_boxes
 from pipeline_ops.storage.local_files import translate_write_errors
 
@@ -100,7 +100,7 @@ class ServedImages(tf.Module, abc.ABC):
         InvalidArgumentError at run time for files beyond the limits.
         """
         height, width, _ = self.image_shape
-        pixels_N = validate_images(image_bytes, height * width)
+        pixels_N = check_images(image_bytes, height * width)
         # Which waits for the checks.
         is_large = tf.reduce_sum(pixels_N) > contract.MAX_PARALLEL_PIXELS
         serve_all = self._map(

@@ -146,7 +146,7 @@ class References:
         with skip_graph_optimizer():
             found = self.pack(self.model.call_signature(contract.IMAGES, images=self.images))
         if self.task == "classification":
-            self.model.validate_shape(found, len(self.images))
+            self.model.check_shape(found, len(self.images))
         return check_agreement(self.outputs, found, rule, "the signature images of the SavedModel")
 
     def check_files(self) -> FileFigures:

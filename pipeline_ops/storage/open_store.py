@@ -31,7 +31,7 @@ def is_remote(path_or_uri: str | Path) -> bool:
     return "://" in str(path_or_uri) and not str(path_or_uri).startswith("file://")
 
 
-def validate_no_credentials(uri: str) -> str:
+def check_no_credentials(uri: str) -> str:
     """Returns a URI that holds no user name or password. The ValueError does not repeat them."""
     scheme, separator, rest = uri.partition("://")
     if separator and "@" in rest.partition("/")[0]:

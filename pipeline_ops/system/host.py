@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent dies. Raises OSError."""
-    _validate_call(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    _check_call(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def die_with_parent() -> None:
@@ -41,10 +41,10 @@ def die_with_parent() -> None:
 
     A function for `preexec_fn`. Raises OSError.
     """
-    _validate_call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    _check_call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
-def _validate_call(result: int) -> None:
+def _check_call(result: int) -> None:
     if result:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -191,9 +191,9 @@ def enter_network_namespace() -> None:
     """
     user, group = os.getuid(), os.getgid()
     try:
-        _validate_call(_libc.unshare(_CLONE_NEWNET))
+        _check_call(_libc.unshare(_CLONE_NEWNET))
     except PermissionError:
-        _validate_call(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
+        _check_call(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

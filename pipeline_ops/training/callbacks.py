@@ -31,13 +31,18 @@ from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.evaluate import rank_figure
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.input.framework_internals import (
+    compare_only_finite,
+    list_remembered,
+    will_profile,
+)
 from pipeline_ops.models import load_object
 from pipeline_ops.models.user_errors import explain, list_own_frames, locate
 from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.training.loop import Loop
 from pipeline_ops.training.training_state import TrainingState
 from pipeline_ops.training.weight_files import Arrays
-from pipeline_ops.user_code.opened_files import require_named_files
+from pipeline_ops.user_code.opened_files import explain_unnamed_files
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +56,6 @@ _REFUSED = {
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _MONITORS = (kinds.EarlyStopping, kinds.ModelCheckpoint, kinds.ReduceLROnPlateau)
-_STATES: dict[type[Callback], tuple[str, ...]] = {
-    kinds.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
-    kinds.History: ("epoch", "history"),
-    kinds.ModelCheckpoint: (
-        *("best", "_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
-    ),
-    kinds.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
-    kinds.TensorBoard: ("_global_train_batch",),
-}
-"""What Keras's callbacks remember, by name, and no argument of a constructor."""
 _OWN = "get_state"
 _PATHS = ("filepath", "filename", "log_dir")
 """Attributes of Keras's callbacks that name what they write."""
@@ -310,7 +305,7 @@ class _NamedList:
         """Returns what each callback remembers, as JSON."""
         states = []
         for callback in self._callbacks:
-            state = {name: getattr(callback, name, None) for name in _list_remembered(callback)}
+            state = {name: getattr(callback, name, None) for name in list_remembered(callback)}
             if hasattr(callback, "get_state"):
                 with self._run("get_state"):
                     state[_OWN] = callback.get_state()
@@ -325,7 +320,7 @@ class _NamedList:
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
         for callback, state in zip(self._callbacks, saved, strict=True):
-            for name in _list_remembered(callback) & state.keys():
+            for name in list_remembered(callback) & state.keys():
                 setattr(callback, name, _decode(state[name]))
             if hasattr(callback, "set_state") and _OWN in state:
                 with self._run("set_state"):
@@ -361,7 +356,7 @@ def load_callbacks(
         )
     elif callable(loaded):
         try:
-            with require_named_files(config_folder, where):
+            with explain_unnamed_files(config_folder, where):
                 loaded = loaded(**arguments)
         except ConfigError:
             raise
@@ -378,11 +373,11 @@ def load_callbacks(
                 "subclass of keras.callbacks.Callback, an object of one, or a function that "
                 "returns such an object."
             )
-        _validate(callback, where, config)
+        _check(callback, where, config)
     return callbacks
 
 
-def _validate(callback: Callback, where: str, config: Train) -> None:
+def _check(callback: Callback, where: str, config: Train) -> None:
     """Raises ConfigError if a callback cannot do here what it does in `fit`."""
     for kind, remedy in _REFUSED.items():
         if isinstance(callback, kind):
@@ -418,8 +413,7 @@ def _validate(callback: Callback, where: str, config: Train) -> None:
                 )
             callback.mode = mode
         # Where the first figure is NaN, Keras compares with it for ever. It takes inf for the best.
-        compare = callback._is_improvement
-        callback._is_improvement = lambda value, best: math.isfinite(value) and compare(value, best)
+        compare_only_finite(callback)
 
 
 def to_logs(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -436,7 +430,7 @@ def _has_batch_hooks(callback: Callback) -> bool:
     if type(callback) is kinds.ModelCheckpoint:
         return callback.save_freq != "epoch"
     if type(callback) is kinds.TensorBoard:
-        return callback.update_freq != "epoch" or bool(callback._should_trace)
+        return callback.update_freq != "epoch" or will_profile(callback)
     if type(callback) is kinds.TerminateOnNaN:
         return False  # `train.on_divergence` ends a training at such a step
     return any(_overrides(callback, hook) for hook in _BATCH_HOOKS)
@@ -444,11 +438,6 @@ def _has_batch_hooks(callback: Callback) -> bool:
 
 def _overrides(callback: Callback, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
-
-
-def _list_remembered(callback: Callback) -> set[str]:
-    """Returns the attributes that a restart gives back to a callback of Keras."""
-    return {name for kind in _STATES if isinstance(callback, kind) for name in _STATES[kind]}
 
 
 def _list_trainable(model: keras.Model) -> list[bool]:

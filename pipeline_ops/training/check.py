@@ -37,12 +37,12 @@ else:
         TAKES_LOGITS,
         Classification,
         PerExample,
-        validate_logits,
+        check_logits,
     )
-    from pipeline_ops.models.own_functions import require_fitting
+    from pipeline_ops.models.own_functions import check_loss
     from pipeline_ops.models.user_errors import convert_user_errors
     from pipeline_ops.training.callbacks import load_callbacks
-    from pipeline_ops.training.loop import require_scaled_loss
+    from pipeline_ops.training.loop import check_scaled_loss
     from pipeline_ops.training.optimizer import load_schedule, make_optimizer
     from pipeline_ops.training.own_dataset import check_own_dataset
     from pipeline_ops.training.self_consistency import (
@@ -53,7 +53,7 @@ else:
         spread_weights,
     )
     from pipeline_ops.training.step_check import Steps, check_step, configure_two_devices
-    from pipeline_ops.training.strategy import require_matches
+    from pipeline_ops.training.strategy import check_matches
     from pipeline_ops.training.warm_start import read_warm_start
     from pipeline_ops.training.worker import load_own_change, load_user_functions
 
@@ -84,7 +84,7 @@ def check_model(
     name, is_own = f"train.model: {config.model}", is_user_function(config.model)
     with convert_user_errors(name, is_own):
         model = build_model(config, *size, folder, for_training=False)
-        require_scaled_loss(config, model)
+        check_scaled_loss(config, model)
         initial = model.get_weights()
         if is_own:
             spread_weights(model)
@@ -108,7 +108,7 @@ def check_model(
                 remark = check_step(config, Steps(config, without, build, *size, folder))
     model.set_weights(initial)
     outputs = model(images, training=False)
-    require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
+    check_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     if request.weights:
         try:
             build = functools.partial(build_model, config, *size, folder, False)
@@ -118,7 +118,7 @@ def check_model(
     if request.task == "detection":
         make_head(config, *size).detect(outputs)
         return remark
-    validate_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
+    check_logits(tf.convert_to_tensor(outputs).numpy(), config.model, request.num_classes)
     labels = tf.range(_NUM_IMAGES, dtype=tf.int64) % request.num_classes
     task = task.for_model(model)
     for path, metric in zip(config.own_metrics, task.own_metrics.values(), strict=True):
@@ -130,7 +130,7 @@ def check_model(
         logits = model(images, training=True)
         values = _compute_values(where, task, task.loss, labels, logits)
     if not getattr(task.loss, TAKES_LOGITS, False):
-        require_fitting(task, task.loss, where)
+        check_loss(task, task.loss, where)
     weights = [variable.value for variable in model.trainable_variables]
     if tf.reduce_any(tf.math.is_nan(values)):
         raise ConfigError(

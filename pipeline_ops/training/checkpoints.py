@@ -189,7 +189,7 @@ class Checkpoints:
         others. Raises MachineError if only some workers find any, or if its contents differ, and
         ConfigError if the workers have built different models.
         """
-        self._require_equal_paths()
+        self._check_equal_paths()
         at_most = None
         while True:
             restored = self.restore(warn, at_most)
@@ -219,7 +219,7 @@ class Checkpoints:
                 f"{newest.step}. All workers resume from step {at_most.step}."
             )
 
-    def _require_equal_paths(self) -> None:
+    def _check_equal_paths(self) -> None:
         """Raises ConfigError if the weights of the workers have other paths or another order."""
         digest = compute_digest(self._paths)
         if len(set(self._gather(digest.encode()))) == 1:

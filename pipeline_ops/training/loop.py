@@ -174,7 +174,7 @@ class Loop(abc.ABC):
         self._generators, self._states = SeedGenerators(model), find_states(model)
         self._unused: set[int] = set()
         """The trainable variables on which the loss does not depend, known once it is traced."""
-        require_scaled_loss(config, model)
+        check_scaled_loss(config, model)
         for variable in model.trainable_variables:
             if variable.overwrite_with_gradient:
                 raise ConfigError(
@@ -324,7 +324,7 @@ class Loop(abc.ABC):
             self._write(variable, value)
 
 
-def require_scaled_loss(config: Train, model: keras.Model) -> None:
+def check_scaled_loss(config: Train, model: keras.Model) -> None:
     """Raises ConfigError for layers in float16 whose gradients would underflow.
 
     The loss is scaled with `train.precision: float16` alone.

@@ -47,7 +47,7 @@ from pipeline_ops.training.optimizer import (
     read_variable,
     write_variable,
 )
-from pipeline_ops.training.strategy import find_match, require_matches
+from pipeline_ops.training.strategy import check_matches, find_match
 from pipeline_ops.training.weight_files import Arrays
 
 _AXIS = "devices"
@@ -320,7 +320,7 @@ def build_sharding_specs(
                 "multiple of train.devices_per_worker."
             )
         specs[path][axis] = _AXIS
-    require_matches("train.sharding", sharding, "weight", list(shapes))
+    check_matches("train.sharding", sharding, "weight", list(shapes))
     return specs
 
 

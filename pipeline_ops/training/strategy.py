@@ -123,7 +123,7 @@ def make_strategy(config: Train, spec: WorkerSpec) -> ChosenStrategy:
         case _:
             strategy = tf.distribute.get_strategy()
     if gpus and name in ("mirrored", "multi_worker_mirrored"):
-        require_equal_replicas(strategy)
+        check_replicas_agree(strategy)
     return ChosenStrategy(name, reason, strategy, devices, communication)
 
 
@@ -190,7 +190,7 @@ def configure_devices(count: int, gpus: int) -> list[str]:
     return [f"/cpu:{number}" for number in range(count)]
 
 
-def require_equal_replicas(strategy: tf.distribute.Strategy) -> None:
+def check_replicas_agree(strategy: tf.distribute.Strategy) -> None:
     """Raises ConfigError if the devices of all workers do not compute and add as one."""
     if problem := check_replicas(strategy):
         raise ConfigError(
@@ -282,7 +282,7 @@ def find_match(name: str, by_pattern: Mapping[str, _Value]) -> _Value | None:
     return next(matches, None)
 
 
-def require_matches(option: str, patterns: Iterable[str], kind: str, names: Sequence[str]) -> None:
+def check_matches(option: str, patterns: Iterable[str], kind: str, names: Sequence[str]) -> None:
     """Raises ConfigError if a pattern of an option matches none of the layers or weights."""
     if unused := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
@@ -314,7 +314,7 @@ def build_placed(build: Callable[[], keras.Model], placement: Mapping[str, str])
     for layer in layers:
         if device := find_match(layer.name, placement):
             layer.call = functools.partial(_call_on_device, device, layer.call)
-    require_matches("train.placement", placement, "layer", [layer.name for layer in layers])
+    check_matches("train.placement", placement, "layer", [layer.name for layer in layers])
     return model
 
 

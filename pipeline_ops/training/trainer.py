@@ -343,7 +343,7 @@ class Trainer:
         state = self.state
         try:
             with self.stop.interrupting():
-                self._validate()
+                self._record_epoch()
         except StopReceived:
             self._leave()
         state.epoch_sums = EpochSums()
@@ -358,7 +358,7 @@ class Trainer:
                 self.tensorboard.write(epoch, weights, shares, gpus)
         self._report(epoch.metrics, len(state.history))
 
-    def _validate(self) -> None:
+    def _record_epoch(self) -> None:
         """Computes the figures of the epoch that ends, and adds them to the history."""
         state = self.state
         validated = self._compute_validation() if self.input.validation.num_examples else {}

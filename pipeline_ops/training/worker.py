@@ -81,12 +81,12 @@ from pipeline_ops.training.strategy import (
     ChosenStrategy,
     Gather,
     build_placed,
+    check_matches,
     configure_threads,
     describe_devices,
     make_cluster_resolver,
     make_gather,
     make_strategy,
-    require_matches,
 )
 from pipeline_ops.training.tensorboard import TensorboardWriter
 from pipeline_ops.training.trainer import Trainer, describe_model
@@ -94,7 +94,7 @@ from pipeline_ops.training.training_state import TrainingState
 from pipeline_ops.training.usage import GpuMonitor
 from pipeline_ops.training.warm_start import read_warm_start
 from pipeline_ops.training.weight_files import Paths, compute_weights_digest, write_arrays
-from pipeline_ops.user_code.opened_files import require_named_files
+from pipeline_ops.user_code.opened_files import explain_unnamed_files
 
 BuildModel = Callable[[], keras.Model]
 _TELL_SECONDS = 1.0
@@ -428,7 +428,7 @@ def load_own_change(
     if path is None:
         return None
     function = load_function(path, key, folder)
-    with require_named_files(folder, f"{key}: {path}"):
+    with explain_unnamed_files(folder, f"{key}: {path}"):
         return trace_own_change(function, f"{key}: {path}", image_shape)
 
 
@@ -453,7 +453,7 @@ def make_loop(
         case _:
             with chosen.strategy.scope():
                 model = build()
-    require_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
+    check_matches("train.freeze", config.freeze, "weight", [each.path for each in model.weights])
     return make_synchronous_loop(chosen.strategy, model, task, config, folder)
 
 

@@ -64,10 +64,10 @@ def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
             code |= read_module(module, origin, folder, whole_package=True)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
-    return code.require_small(f"{name}.files", folder)
+    return code.check_size(f"{name}.files", folder)
 
 
-def validate_names(section: Train | Evaluate, folder: Path) -> None:
+def check_names(section: Train | Evaluate, folder: Path) -> None:
     """Checks that the modules define the names in the section, without running them.
 
     A module that is not found passes. Other checks report it.

@@ -64,7 +64,7 @@ class UserCode(BaseModel, frozen=True):
     def __or__(self, other: UserCode) -> UserCode:
         return UserCode(digests=self.digests | other.digests, files=self.files | other.files)
 
-    def require_small(self, key: str, folder: Path) -> UserCode:
+    def check_size(self, key: str, folder: Path) -> UserCode:
         """Returns this. Raises ConfigError if it is too large to travel with a request."""
         total = sum(map(len, self.files.values()))
         if total > _MAX_MIB << 20:

@@ -33,7 +33,7 @@ _watched: set[str] = set()
 
 
 @contextlib.contextmanager
-def require_named_files(folder: Path, key: str) -> Iterator[None]:
+def explain_unnamed_files(folder: Path, key: str) -> Iterator[None]:
     """Watches the files that the author's code in the block opens.
 
     Args:

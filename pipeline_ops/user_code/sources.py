@@ -77,7 +77,7 @@ def read_source_code(source: Source, files: Sequence[str], folder: Path) -> User
             code |= read_module(module, origin, folder)
         except ConfigError as error:
             raise ConfigError(f"preprocess.source.{source.code_key}: {error}") from None
-    return code.require_small("preprocess.files", folder)
+    return code.check_size("preprocess.files", folder)
 
 
 def find_source_versions(source: Source) -> dict[str, str]:

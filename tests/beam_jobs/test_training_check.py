@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from beam_jobs.validation import sample_image_shape
+from beam_jobs.checks import sample_image_shape
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.jobs.model_check import PlannedTraining

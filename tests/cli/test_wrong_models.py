@@ -56,10 +56,10 @@ def test_a_folder_without_raw_data_is_refused_before_anything_runs(
 
 def test_a_folder_that_cannot_be_read_is_refused(config_file):
     code = (
-        "import os, sys; from pipeline_ops.cli.arguments import validate_folder; from "
+        "import os, sys; from pipeline_ops.cli.arguments import check_folder; from "
         "pipeline_ops.config.pipeline import load_config; "
         "config = load_config(sys.argv[1], {'preprocess.source.path': '/root'}); os.getuid() or "
-        "os.setuid(65534); validate_folder(config)"
+        "os.setuid(65534); check_folder(config)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(config_file)], capture_output=True, text=True, check=False

@@ -28,7 +28,7 @@ from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.examples.digits import write_digits
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.raw_data import limits
 from pipeline_ops.storage.open_store import open_root
 
@@ -248,16 +248,16 @@ def test_model_and_step_of_the_page_pass_the_check(tmp_path):
     for text, name in names.items():
         [block] = [b for b in BLOCKS if b.page.name == "own-model.md" and text in b.text]
         (tmp_path / f"{name}.py").write_text(block.text)
-    check_training(tmp_path, {"model": "my_compiled:build", "workers": 2})
+    check_example(tmp_path, {"model": "my_compiled:build", "workers": 2})
     step = {"step": "my_net:train_step", "optimizer": {"name": "sgd", "learning_rate": 0.1}}
-    check_training(tmp_path, {"model": "digits_cnn", "workers": 2} | step)
+    check_example(tmp_path, {"model": "digits_cnn", "workers": 2} | step)
 
 
-def check_training(folder: Path, options: dict[str, Any]) -> None:
+def check_example(folder: Path, options: dict[str, Any]) -> None:
     changes = {"reduce_learning_rate": None} | options
     file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
     training = PlannedTraining.from_config(load_config(file), sys.executable)
-    validate_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
+    check_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
 
 
 def test_each_benchmark_is_in_the_table_and_make_bench_runs_the_first_ones():

@@ -13,9 +13,9 @@ from evaluation.evaluations import read_figures
 from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.job_code import validate_environment
+from pipeline_ops.jobs.job_code import check_environment
 from pipeline_ops.jobs.request import read_status
-from pipeline_ops.user_code.models import read_user_code, validate_names
+from pipeline_ops.user_code.models import check_names, read_user_code
 
 MODULE = "acme_vision.objectives"
 TOP_3 = {"metric": f"{MODULE}:top3", "mode": "max"}
@@ -95,7 +95,7 @@ def test_a_module_beside_the_config_travels_to_a_job_on_another_host(sandbox, tm
     assert own.files == {"beside.py": code.encode()}
     request = request.model_copy(update={"config": request.config | {"gate": gate}})
     with pytest.raises(ConfigError, match=r"beside\.py on .* is not the one that Airflow has"):
-        validate_environment(request, tmp_path)
+        check_environment(request, tmp_path)
 
 
 @pytest.mark.models
@@ -146,4 +146,4 @@ def test_a_metric_that_does_not_exist_is_found_before_a_run(sandbox):
     config = sandbox.config(evaluate__gate=gate)
     message = "evaluate.gate.0.metric: acme_vision.objectives:top4: .* defines no 'top4'"
     with pytest.raises(ConfigError, match=message):
-        validate_names(config.evaluate, config.file.parent)
+        check_names(config.evaluate, config.file.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 import re
 import runpy
@@ -207,6 +208,85 @@ def test_a_compiled_model_has_its_variables_before_a_step():
     assert model.metrics_variables
 
 
+def make_callback(kind, folder):
+    """Returns one of Keras's callbacks, for a model of its own."""
+    import keras
+
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    options = {
+        "EarlyStopping": {"monitor": "loss", "patience": 2, "restore_best_weights": True},
+        "History": {},
+        "ModelCheckpoint": {"filepath": folder / "{epoch}-{batch}.keras", "save_freq": 3},
+        "ReduceLROnPlateau": {"monitor": "loss", "patience": 2, "cooldown": 1},
+        "TensorBoard": {"log_dir": folder, "update_freq": 1},
+    }
+    callback = getattr(keras.callbacks, kind)(**options[kind])
+    callback.set_model(model)
+    callback.on_train_begin()
+    return callback
+
+
+def run_epoch(callback, epoch):
+    """Runs an epoch of four batches. Its loss is 3, then 1, and then 2."""
+    callback.model.layers[0].kernel.assign([[float(epoch)]])
+    callback.on_epoch_begin(epoch)
+    for batch in range(4):
+        callback.on_train_batch_begin(batch)
+        callback.on_train_batch_end(batch, {"loss": 1.0})
+    callback.on_epoch_end(epoch, {"loss": [3.0, 1.0, 2.0, 2.0][min(epoch, 3)]})
+
+
+def describe_callback(callback, folder):
+    """Returns what a callback has done, as far as a user can see it."""
+    model, names = callback.model, [file.name for file in folder.rglob("*.keras")]
+    done = [model.stop_training, float(model.optimizer.learning_rate), sorted(names)]
+    done.append([weight.tolist() for weight in model.get_weights()])
+    return [*done, getattr(callback, "history", None), getattr(callback, "_global_train_batch", 0)]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize(
+    "kind", ["EarlyStopping", "History", "ModelCheckpoint", "ReduceLROnPlateau", "TensorBoard"]
+)
+def test_a_callback_goes_on_from_what_it_remembers(kind, at, tmp_path):
+    def run(folder, restart_at=None):
+        callback = make_callback(kind, folder)
+        for epoch in range(4):
+            if epoch == restart_at:
+                before, callback = callback, make_callback(kind, folder)
+                callback.model.set_weights(before.model.get_weights())
+                callback.model.optimizer.learning_rate = before.model.optimizer.learning_rate
+                for name in framework_internals.list_remembered(callback):
+                    setattr(callback, name, getattr(before, name))
+            run_epoch(callback, epoch)
+        callback.on_train_end()
+        return describe_callback(callback, folder)
+
+    undisturbed = run(tmp_path / "whole")
+    assert run(tmp_path / "restarted", at) == undisturbed
+    untouched = describe_callback(make_callback(kind, tmp_path / "new"), tmp_path / "new")
+    assert untouched != undisturbed
+
+
+@pytest.mark.parametrize("batches, is_profiling", [(0, False), ((2, 3), True)])
+def test_a_callback_that_profiles_says_so(batches, is_profiling, tmp_path):
+    import keras
+
+    callback = keras.callbacks.TensorBoard(tmp_path, profile_batch=batches)
+    assert framework_internals.will_profile(callback) == is_profiling
+
+
+def test_only_a_finite_figure_is_an_improvement(tmp_path):
+    callback = make_callback("EarlyStopping", tmp_path)
+    callback._set_monitor_op()
+    assert callback._is_improvement(-math.inf, 1.0), "or Keras does it"
+    framework_internals.compare_only_finite(callback)
+    assert not callback._is_improvement(-math.inf, 1.0)
+    assert not callback._is_improvement(math.nan, None)
+    assert callback._is_improvement(0.5, 1.0) and not callback._is_improvement(1.5, 1.0)
+
+
 def test_the_tested_versions_are_those_that_the_distribution_requires():
     project = (ROOT / "pyproject.toml").read_text()
     requirements = tomllib.loads(project)["project"]["optional-dependencies"]["train"]
@@ -224,7 +304,7 @@ def test_no_other_module_imports_private_parts():
     assert found == {"pipeline_ops/input/framework_internals.py", "pipeline_ops/models/slim.py"}
 
 
-def test_there_are_at_most_seventeen_private_parts():
+def test_there_are_at_most_eighteen_private_parts():
     """Besides the parts above there are `Context._config`, and four and a moved module of tf_keras
     in `models/slim.py`, whose tests fail without them."""
-    assert len(PARTS) + 1 + 5 <= 17
+    assert len(PARTS) + 1 + 5 <= 18

@@ -226,22 +226,22 @@ def test_of_a_data_set_without_lengths_each_shard_is_fetched_once_to_find_them(
 
 
 @dataclasses.dataclass(frozen=True)
-class WatchedPlace:
-    """A place in a store, whose reads are counted, and changed or held up."""
+class WatchedPath:
+    """A path in a store, whose reads are counted, and changed or held up."""
 
-    place: StorePath
+    path: StorePath
     calls: list
     change: object = None
     gate: threading.Event | None = None
 
     def __str__(self) -> str:
-        return str(self.place)
+        return str(self.path)
 
     def download(self, target: Path, num_bytes: int):
-        self.calls.append(("download", self.place.name))
+        self.calls.append(("download", self.path.name))
         if self.gate:
             self.gate.wait()
-        found = self.place.download(target, num_bytes)
+        found = self.path.download(target, num_bytes)
         if self.change and self.change(len(self.calls)):
             content = bytearray(target.read_bytes())
             content[100] ^= 1
@@ -250,18 +250,18 @@ class WatchedPlace:
         return found
 
     def read_range(self, start: int, num_bytes: int) -> bytes:
-        self.calls.append(("range", self.place.name))
-        content = self.place.read_range(start, num_bytes)
+        self.calls.append(("range", self.path.name))
+        content = self.path.read_range(start, num_bytes)
         if self.change and self.change(len(self.calls)):
             return content[:-1] + bytes([content[-1] ^ 1])
         return content
 
 
 def watch(split, **options):
-    """The split with watched places, and the list of the calls."""
+    """The split with watched paths, and the list of the calls."""
     calls: list = []
     shards = tuple(
-        dataclasses.replace(shard, place=WatchedPlace(shard.place, calls, **options))
+        dataclasses.replace(shard, path=WatchedPath(shard.path, calls, **options))
         for shard in split.remote.shards
     )
     remote = dataclasses.replace(split.remote, shards=shards)

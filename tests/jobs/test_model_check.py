@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -52,7 +52,7 @@ def author(tmp_path):
 
 def check(training: PlannedTraining, folder: Path) -> None:
     verdicts = open_root(folder / "verdicts")
-    validate_training(training, "classification", (8, 8, 1), 10, verdicts)
+    check_training(training, "classification", (8, 8, 1), 10, verdicts)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def find_damaged(registry: Registry) -> list[str]:
         f"{version.number}/{file.path}"
         for version in registry.list_versions()
         for file in version.read_manifest().files
-        if not _has_content(version.place / file.path, file)
+        if not _has_content(version.path / file.path, file)
     ]
 
 

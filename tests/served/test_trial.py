@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import served_stages
 
+from beam_jobs.checks import _Trials
 from beam_jobs.stages import find_stage
 from beam_jobs.stages.stage import Box, Example
-from beam_jobs.validation import _Trials
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.served.trial import try_stage

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from pipeline_ops.config.fields import ConfigField, collect_fields
-from pipeline_ops.config.model_data_rules import validate_model_for_data
+from pipeline_ops.config.model_data_rules import check_model_for_data
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError
 
@@ -630,7 +630,7 @@ def check_config(file: Path) -> PipelineConfig:
 
     config = load_config(file)
     check_stages(config.preprocess, file.parent)
-    validate_model_for_data(config)
+    check_model_for_data(config)
     return config
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline_ops.config.train import AugmentOptions, Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import ModelCheckRequest
-from pipeline_ops.user_code.models import digest_user_code, validate_names
+from pipeline_ops.user_code.models import check_names, digest_user_code
 
 SHAPE = (12, 12, 3)
 CHANGES = "acme_vision.changes"
@@ -120,6 +120,6 @@ def test_the_check_of_a_model_and_the_fingerprint_have_it(user_package, tmp_path
         check_model(question)
     assert any("changes.py" in file for file in digest_user_code(config, tmp_path))
     with pytest.raises(ConfigError, match="augment.own: .*defines no 'nowhere'"):
-        validate_names(
+        check_names(
             Train(model="dense", input={"augment": {"own": f"{CHANGES}:nowhere"}}), tmp_path
         )

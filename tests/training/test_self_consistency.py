@@ -19,7 +19,7 @@ from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.model_check import ModelCheckRequest, PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import ModelCheckRequest, PlannedTraining, check_training
 from pipeline_ops.storage.open_store import open_root
 
 TWIN_MODULE = "pipeline_ops.training.model_twin"
@@ -135,7 +135,7 @@ def check(folder: Path, name: str) -> None:
     config = load_config(write_config(folder, {"train.model": f"more_than_weights:{name}"}))
     training = PlannedTraining.from_config(config, sys.executable)
     verdicts = open_root(folder / "verdicts")
-    validate_training(training, "classification", (12, 12, 1), 5, verdicts)
+    check_training(training, "classification", (12, 12, 1), 5, verdicts)
 
 
 def select(*names: str) -> list:

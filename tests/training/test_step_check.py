@@ -11,7 +11,7 @@ from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import PlannedTraining, validate_training
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.storage.open_store import open_root
 
 ONE = {"strategy": "one_device", "workers": 1}
@@ -31,7 +31,7 @@ def check(folder: Path, name: str, options: dict) -> None:
     options = {f"train.{key}": value for key, value in options.items()}
     file = write_config(folder, {"train.model": f"one_step:{name}"} | options)
     training = PlannedTraining.from_config(load_config(file), sys.executable)
-    validate_training(training, "classification", (8, 8, 1), 5, open_root(folder / "verdicts"))
+    check_training(training, "classification", (8, 8, 1), 5, open_root(folder / "verdicts"))
 
 
 @pytest.mark.models

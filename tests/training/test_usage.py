@@ -23,11 +23,11 @@ import keras, numpy as np
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.loop import SynchronousLoop
-from pipeline_ops.training.strategy import require_equal_replicas
+from pipeline_ops.training.strategy import check_replicas_agree
 from pipeline_ops.training.usage import TimeSums
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-require_equal_replicas(strategy)  # as every gang on GPUs does
+check_replicas_agree(strategy)  # as every gang on GPUs does
 config = Train(model="dense", workers=2, global_batch_size=4)
 with strategy.scope():
     images = keras.Input((4, 4, 1))

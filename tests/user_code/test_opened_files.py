@@ -18,7 +18,7 @@ from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.job_code import write_user_files
 from pipeline_ops.user_code.models import read_user_code
 from pipeline_ops.user_code.modules import load_object
-from pipeline_ops.user_code.opened_files import require_named_files
+from pipeline_ops.user_code.opened_files import explain_unnamed_files
 from pipeline_ops.user_code.planned_imports import PlannedCode, import_as_planned
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -80,18 +80,18 @@ def test_a_file_that_no_fingerprint_covers_is_refused(here, elsewhere, name, rea
     import tensorflow as tf  # noqa: F401
 
     cure = rf"opens {elsewhere}/{name}.*`train\.files: \[\"{name}\"\]`.*Path\(__file__\)"
-    with pytest.raises(ConfigError, match=cure), require_named_files(here, KEY):
+    with pytest.raises(ConfigError, match=cure), explain_unnamed_files(here, KEY):
         read(elsewhere / name)
 
 
 def test_a_link_is_followed(here, elsewhere):
     (here / "link.txt").symlink_to(elsewhere / "labels.txt")
-    with pytest.raises(ConfigError, match="elsewhere"), require_named_files(here, KEY):
+    with pytest.raises(ConfigError, match="elsewhere"), explain_unnamed_files(here, KEY):
         (here / "link.txt").read_text()
 
 
 def test_an_author_who_suppresses_all_errors_is_refused_too(here, elsewhere):
-    with pytest.raises(ConfigError, match="and 1 more"), require_named_files(here, KEY):
+    with pytest.raises(ConfigError, match="and 1 more"), explain_unnamed_files(here, KEY):
         for name in ("labels.txt", "table.npy", "labels.txt"):
             with contextlib.suppress(BaseException):
                 (elsewhere / name).read_bytes()
@@ -103,7 +103,7 @@ def test_files_of_the_job_of_python_and_of_the_function_itself_are_not_refused(
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     (tmp_path / "keras" / "models").mkdir(parents=True)
     (tmp_path / "keras" / "models" / "resnet.h5").write_text("weights")
-    with require_named_files(here, KEY):
+    with explain_unnamed_files(here, KEY):
         assert (here / "labels.txt").read_text()
         assert Path(np.__file__).read_text() and Path(os.__file__).read_text()
         assert Path("/proc/self/stat").read_text()
@@ -125,30 +125,30 @@ def test_files_of_the_job_of_python_and_of_the_function_itself_are_not_refused(
 def test_another_thread_may_open_any_file(here, elsewhere):
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(1) as pool, require_named_files(here, KEY):
+    with ThreadPoolExecutor(1) as pool, explain_unnamed_files(here, KEY):
         assert pool.submit((elsewhere / "labels.txt").read_text).result()
 
 
 def test_a_path_relative_to_the_current_directory_is_explained(here):
     cure = r'relative to the current directory.*Path\(__file__\)\.parent / "labels\.txt".*train\.f'
-    with pytest.raises(ConfigError, match=cure), require_named_files(here, KEY):
+    with pytest.raises(ConfigError, match=cure), explain_unnamed_files(here, KEY):
         Path("somewhere/labels.txt").read_text()
 
 
 def test_a_file_beside_the_module_that_is_not_named_is_explained(here):
     cure = r"opens tables/names\.txt beside the config.*`train\.files: \[\"tables/names\.txt\"\]`"
-    with pytest.raises(ConfigError, match=cure), require_named_files(here, KEY):
+    with pytest.raises(ConfigError, match=cure), explain_unnamed_files(here, KEY):
         (here / "tables" / "names.txt").read_text()
 
 
 def test_a_file_that_may_be_missing_may_be_missing(here):
-    with require_named_files(here, KEY):
+    with explain_unnamed_files(here, KEY):
         try:
             (here / "optional.txt").read_text()
         except FileNotFoundError:
             text = "default"
     assert text == "default"
-    with pytest.raises(ZeroDivisionError), require_named_files(here, KEY):
+    with pytest.raises(ZeroDivisionError), explain_unnamed_files(here, KEY):
         try:
             (here / "optional.txt").read_text()
         except FileNotFoundError:
@@ -195,7 +195,7 @@ class TestFiles:
         folder = write_user_files(code.files, tmp_path / "job")
         with (
             import_as_planned(PlannedCode(folder, beside, code.digests)),
-            require_named_files(folder, KEY),
+            explain_unnamed_files(folder, KEY),
         ):
             assert load_object("net:LABELS", "train.model", "") == ["cat", "dog"]
             assert load_object("net:build", "train.model", "")() == 1
@@ -206,7 +206,7 @@ class TestFiles:
         with (
             pytest.raises(ConfigError, match=r'`train\.files: \["labels\.txt"\]`'),
             import_as_planned(PlannedCode(folder, beside, code.digests)),
-            require_named_files(folder, KEY),
+            explain_unnamed_files(folder, KEY),
         ):
             load_object("net:LABELS", "train.model", "")
 
@@ -220,7 +220,7 @@ class TestFiles:
         with (
             pytest.raises(ConfigError, match=rf"imports {tmp_path}/part_one\.py"),
             import_as_planned(PlannedCode(folder, beside, code.digests)),
-            require_named_files(folder, KEY),
+            explain_unnamed_files(folder, KEY),
         ):
             load_object("net:build", "train.model", "")()
         del sys.modules["part_one"]

@@ -38,7 +38,7 @@ from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.storage_probe import check_storage
-from pipeline_ops.raw_data.folder import find_raw_folder, read_folder_state, validate_folder
+from pipeline_ops.raw_data.folder import check_folder, find_raw_folder, read_folder_state
 from pipeline_ops.system.gpus import find_gpu_problem, find_package_problem
 from pipeline_ops.system.host import (
     OPEN_PORTS,
@@ -207,7 +207,7 @@ def _check_raw_data(config: PipelineConfig) -> Iterator[Finding]:
     folder, source = find_raw_folder(config), config.preprocess.source
     if is_to_be_downloaded(config):
         return
-    validate_folder(config)
+    check_folder(config)
     if not (source.has_interval or read_folder_state(folder, source.file_patterns)[1]):
         yield Finding(
             check="preprocess.source",

@@ -32,8 +32,8 @@ from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.jobs.model_check import (
     ModelCheckRequest,
     PlannedTraining,
+    check_training,
     measure_steps,
-    validate_training,
 )
 from pipeline_ops.registry.weights import make_path_input
 from pipeline_ops.storage.open_store import open_path
@@ -149,7 +149,7 @@ def init(arguments: argparse.Namespace) -> int:
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
         with tempfile.TemporaryDirectory() as temporary:
-            validate_training(training, **facts, verdicts=open_path(temporary))
+            check_training(training, **facts, verdicts=open_path(temporary))
     if not arguments.no_measure:
         print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
         train = config.train.model_dump(mode="json")

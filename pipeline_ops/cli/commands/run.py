@@ -46,7 +46,7 @@ from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import APPROVE, JOBS
 from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
-from pipeline_ops.raw_data.folder import validate_interval
+from pipeline_ops.raw_data.folder import check_interval
 from pipeline_ops.storage.local_files import replace_non_finite
 from pipeline_ops.storage.open_store import open_near, open_path
 from pipeline_ops.storage.store_options import JOB_PATIENCE, wait_at_most
@@ -155,7 +155,7 @@ _Airflow: TypeAlias = tuple[AirflowApi, dict[str, Any], AirflowServer | None]
 def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflow]:
     """Yields a session with the embedded Airflow, its DAG, and the server."""
     _validate_dag_unchanged(load_config(config.file), config)
-    validate_interval(config)
+    check_interval(config)
     check_storage(config)
     with connect([config.file], console) as (api, server):
         since = config.file.stat().st_mtime

@@ -37,7 +37,7 @@ from pipeline_ops.planning.trials import (
     get_monitor,
     plan_trials,
 )
-from pipeline_ops.raw_data.folder import find_raw_folder, validate_interval
+from pipeline_ops.raw_data.folder import check_interval, find_raw_folder
 
 
 def add_parser(commands: Commands) -> None:
@@ -127,19 +127,19 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     the verdict about the model. Raises the errors that the preprocess job would raise before its
     work.
     """
+    from beam_jobs.checks import check_enough_images, check_model, check_plan, try_stages
     from beam_jobs.planning.duplicates import decide_collection
-    from beam_jobs.validation import try_stages, validate_model, validate_plan, validate_size
     from pipeline_ops.cli.record_remarks import describe_records
 
-    validate_interval(config)
+    check_interval(config)
     preprocess, source = config.preprocess, read_source(config)
     decision = decide_collection(preprocess, source.found.records, {})
     notes = [source.found.describe_rejects()] if source.found.rejected else []
-    notes += validate_plan(preprocess, source, decision)
-    validate_size(_find_smallest_batch(config), preprocess, source, decision)
+    notes += check_plan(preprocess, source, decision)
+    check_enough_images(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
-    validate_model(training, preprocess, source, Layout(config.root, config.pipeline))
+    check_model(training, preprocess, source, Layout(config.root, config.pipeline))
     counts = {name: len(members) for name, members in decision.by_split.items()}
     images = ", ".join(f"{count} {name}" for name, count in counts.items())
     max_detections = config.train.model_parameters.get("max_detections")

@@ -28,7 +28,7 @@ from beam_jobs.planning.plan import (
     shuffle,
 )
 from beam_jobs.planning.splits import split_records
-from beam_jobs.sources import read_all_records, validate_listing
+from beam_jobs.sources import check_listing, read_all_records
 from beam_jobs.sources.folder_view import read_orientation
 from beam_jobs.sources.parsing import is_image_name
 from beam_jobs.sources.source import SourceRecords
@@ -176,7 +176,7 @@ def summarise(source: dict[str, object], listing: Listing, config_file: Path) ->
     values = {"source": source, "stages": ["decode"], "split": _SPLITS[0]}
     config = Preprocess.model_validate(values)
     part, factor, remarks = sample_listing(config.source, listing)
-    validate_listing(config, part, "the config")
+    check_listing(config, part, "the config")
     if isinstance(config.source, BeamSource):
         raise TypeError("no recogniser finds a transform")
     found = read_all_records(config.source, part, config_file)

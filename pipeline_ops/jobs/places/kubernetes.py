@@ -143,7 +143,7 @@ class KubernetesClient:
             query["gracePeriodSeconds"] = str(grace_seconds)
         self._send("delete", kind, f"/{name}", query=query)
 
-    def validate_rights(self, rights: Mapping[str, str]) -> None:
+    def check_rights(self, rights: Mapping[str, str]) -> None:
         """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
 
         Raises ConfigError if a right is missing, or if Kubernetes does not know this account.
@@ -322,11 +322,11 @@ class KubernetesPlace(Place):
         return not self._client.list_pods(name)
 
     def check(self) -> Iterator[Finding]:
-        self._client.validate_rights(JOB_RIGHTS)
+        self._client.check_rights(JOB_RIGHTS)
         return iter(())
 
     def check_for_gang(self) -> Iterator[Finding]:
-        self._client.validate_rights(GANG_RIGHTS)
+        self._client.check_rights(GANG_RIGHTS)
         return iter(())
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:

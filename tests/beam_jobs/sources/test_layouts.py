@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.sources import read_records
-from beam_jobs.sources.image_folder import validate_layout
+from beam_jobs.sources.image_folder import check_layout
 from beam_jobs.sources.parsing import find_split, find_split_names
 from pipeline_ops.config.sources import ImageFolderSource
 from pipeline_ops.errors import DataError, ExitCode
@@ -39,7 +39,7 @@ SPLITS = listing("test/dog/4.png", "train/cat/1.png", "train/dog/old/2.png", "va
 def test_folders_of_splits_are_splits_and_the_ones_below_are_the_classes(validation):
     """Walk stumble 6: they were the classes "train" and "val"."""
     files = listing("test/dog/4.png", "train/cat/1.png", f"{validation}/cat/3.png")
-    validate_layout(source(), files)
+    check_layout(source(), files)
     assert sorted(found(files)) == [("cat", "train"), ("cat", "validation"), ("dog", "test")]
 
 
@@ -119,7 +119,7 @@ def test_folders_are_of_splits_if_only_the_word_of_the_split_differs(folders, fo
     ids=["an archive", "a folder around", "in the classes", "a class named train", "parts"],
 )
 def test_folders_of_splits_lie_at_one_depth_and_only_folders_are_looked_through(files, expected):
-    validate_layout(source(), files)
+    check_layout(source(), files)
     assert found(files) == expected
 
 
@@ -130,7 +130,7 @@ def test_labels_in_two_forms_of_unicode_are_one():
 
 def test_a_file_beside_the_class_folders_of_a_split_is_kept_out():
     files = listing("notes.txt", "train/cat/1.png", "train/readme.txt", "val/cat/2.png")
-    validate_layout(source(), files)
+    check_layout(source(), files)
     assert [rejected.key for rejected in read_records(source(), files).rejected] == [
         "notes.txt",
         "train/readme.txt",
@@ -169,14 +169,14 @@ def test_the_config_decides_where_folders_can_be_meant_in_both_ways():
     ids=["a class named train", "a class with a folder", "one class with two", "one folder each"],
 )
 def test_class_folders_stay_class_folders(files):
-    validate_layout(source(), files)
+    check_layout(source(), files)
     assert {split for _, split in found(files)} == {None}
 
 
 def test_inner_folders_may_be_groups():
     files = listing("cat/a/1.png", "cat/b/2.png", "dog/a/3.png", "dog/b/4.png")
-    validate_layout(source(), files, has_groups=True)
-    validate_layout(source(class_folder="outer"), files)
+    check_layout(source(), files, has_groups=True)
+    check_layout(source(class_folder="outer"), files)
     assert [label for label, _ in found(files)] == ["cat", "cat", "dog", "dog"]
 
 
@@ -227,7 +227,7 @@ def test_inner_folders_may_be_groups():
 )
 def test_other_folders_are_refused_with_the_cause_and_the_cure(files, message):
     with pytest.raises(DataError) as refused:
-        validate_layout(source(), files)
+        check_layout(source(), files)
     assert message in str(refused.value)
 
 

@@ -19,7 +19,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.job_code import validate_environment, write_user_files
+from pipeline_ops.jobs.job_code import check_environment, write_user_files
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.user_code.sources import digest_source_code, find_source_versions
@@ -209,10 +209,10 @@ def test_the_modules_travel_to_a_job_on_another_host(named, tmp_path):
     folder = write_user_files(request.user_files, tmp_path / "attempt")
     assert (folder / "named.py").read_text() == NAMED
     named.source.unlink()  # the host does not see this folder
-    validate_environment(request, folder)
+    check_environment(request, folder)
     (folder / "named.py").write_text(NAMED + "other = 1\n")
     with pytest.raises(ConfigError, match=r"named\.py on .* is not the one that Airflow has"):
-        validate_environment(request, folder)
+        check_environment(request, folder)
 
 
 def test_the_job_with_modules_that_travelled_makes_the_same_data_set(named, tmp_path):

@@ -40,12 +40,12 @@ def open_client(cluster, monkeypatch):
 )
 def test_the_rights_that_are_asked_for_are_those_of_the_role(cluster, open_client, account, rights):
     assert list_rights(rights) == cluster.accounts[account].rights
-    open_client(account).validate_rights(rights)
+    open_client(account).check_rights(rights)
 
 
 def test_missing_rights_are_found_before_anything_is_started(cluster, open_client):
     with pytest.raises(ConfigError) as caught:
-        open_client("trainyard-airflow").validate_rights(GANG_RIGHTS)
+        open_client("trainyard-airflow").check_rights(GANG_RIGHTS)
     for resource in ("pods/exec", "services", "networkpolicies"):
         assert f"create {resource}" in str(caught.value)
     assert cluster.list_names("jobs") == []
@@ -56,7 +56,7 @@ def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
     file.write_text(file.read_text().replace("token-of-admin", "wrong"))
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(ConfigError, match="401"):
-        KubernetesClient(cluster.namespace).validate_rights(JOB_RIGHTS)
+        KubernetesClient(cluster.namespace).check_rights(JOB_RIGHTS)
 
 
 def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp_path):
@@ -82,7 +82,7 @@ def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
         incluster_config, "SERVICE_CERT_FILENAME", str(cluster._folder / "authority.pem")
     )
     assert KubernetesClient(cluster.namespace).list_pods("gang") == []
-    KubernetesClient(cluster.namespace).validate_rights(GANG_RIGHTS)
+    KubernetesClient(cluster.namespace).check_rights(GANG_RIGHTS)
 
 
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):

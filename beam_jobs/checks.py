@@ -38,9 +38,7 @@ _KEEP_BOXES = ("decode", "resize", "equalize", "encode")
 """Stages that keep all boxes of an image."""
 
 
-def validate_plan(
-    config: Preprocess, source: SourceData, decision: CollectionDecision
-) -> list[str]:
+def check_plan(config: Preprocess, source: SourceData, decision: CollectionDecision) -> list[str]:
     """Raises DataError if a split has no example left after the stages, or too few classes have.
 
     Returns remarks on classes without examples.
@@ -56,7 +54,7 @@ def validate_plan(
     return describe_unlearned(labels, names)
 
 
-def validate_size(
+def check_enough_images(
     train: Train, config: Preprocess, source: SourceData, decision: CollectionDecision
 ) -> None:
     """Raises DataError if the training split is too small for its shards or for one step.
@@ -180,7 +178,7 @@ class _TriedStage(BoundStage):
         return results
 
 
-def validate_model(
+def check_model(
     training: PlannedTraining, config: Preprocess, source: SourceData, layout: Layout
 ) -> None:
     """Checks that a training can run on the data. No image is read if the config gives the size."""
@@ -194,7 +192,7 @@ def validate_model(
         shape = sample_image_shape(source.found.records, source.stages, source.folder)
     if shape:
         sizes = shape, len(source.class_names)
-        model_check.validate_training(training, source.task, *sizes, layout.checked_models)
+        model_check.check_training(training, source.task, *sizes, layout.checked_models)
 
 
 def sample_image_shape(

@@ -4,8 +4,7 @@ Airflow reads this file. It needs no changes.
 
 The configs are the YAML files in `configs/`, or in the files and folders that TRAINYARD_CONFIGS
 lists, separated by colons. An invalid config does not affect the others. Its DAG is tagged
-`broken`, states the reason, and cannot be triggered. `trainyard_broken.py` reports all invalid
-configs.
+`broken`, states the reason, and cannot be triggered.
 """
 
 from __future__ import annotations

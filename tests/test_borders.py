@@ -53,7 +53,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/planning": (up_to("planning"), set()),
     "pipeline_ops/operators": (
         up_to("planning") | {"operators", "airflow_connections"},
-        {"airflow", "asgiref", "openlineage"},
+        {"airflow", "openlineage"},
     ),
     "pipeline_ops/provider.py": (set(), set()),
     "pipeline_ops/airflow_internals.py": (up_to("errors"), {"airflow"}),

@@ -67,16 +67,13 @@ class AirflowApi:
     def health(self) -> dict[str, dict[str, Any]]:
         return self._call("GET", "/api/v2/monitor/health")
 
-    def list_import_errors(self, since: float, exclude: str | None = None) -> list[str]:
-        """Returns the import errors of the DAG files that were parsed since a Unix time.
-
-        The file `exclude` is left out.
-        """
+    def list_import_errors(self, since: float) -> list[str]:
+        """Returns the import errors of the DAG files that were parsed since a Unix time."""
         errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
         return [
             f"{error['filename']}:\n{error['stack_trace']}"
             for error in errors
-            if parse_timestamp(error["timestamp"]) >= since and error["filename"] != exclude
+            if parse_timestamp(error["timestamp"]) >= since
         ]
 
     def dag(self, dag: str) -> dict[str, Any] | None:

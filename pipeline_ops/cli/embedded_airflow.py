@@ -108,8 +108,6 @@ _HEARTBEAT_KEYS = {
     "dag_processor": "latest_dag_processor_heartbeat",
     "triggerer": "latest_triggerer_heartbeat",
 }
-_BROKEN_CONFIGS_FILE = "trainyard_broken.py"
-"""The DAG file whose import error lists broken pipelines. It does not affect valid pipelines."""
 _POLL_SECONDS, _CONNECT_SECONDS = 0.1, 1.0
 _START_SECONDS, _READY_SECONDS = 300.0, 180.0
 _GRACE_SECONDS = 2.5
@@ -261,7 +259,7 @@ class AirflowServer(JsonModel):
             if found and changed and not parse_requested:
                 api.request_parse(found["file_token"])
                 parse_requested = True
-            if errors := api.list_import_errors(since, exclude=_BROKEN_CONFIGS_FILE):
+            if errors := api.list_import_errors(since):
                 raise ConfigError("Airflow cannot import the DAG file:\n" + "\n".join(errors))
             self.pause(deadline, f"Airflow does not list the DAG {dag}")
 

@@ -26,7 +26,7 @@ from pipeline_ops.config.fields import Section
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.errors import ConfigError
 
-Event = Literal["failed", "gate_not_passed", "drift", "late"]
+Event = Literal["failed", "gate_not_passed", "drift"]
 
 
 class NotifierConfig(Section):
@@ -41,11 +41,10 @@ class NotifierConfig(Section):
     `{{ notification.link }}` for the report in Airflow's UI. Its `notify` finds the whole
     notification in the context."""
     events: list[Event] = Field(min_length=1)
-    """`failed`: the run has failed for good. `gate_not_passed`: the run publishes no model. `late`:
-    the run has not ended by the pipeline's `deadline_seconds`. `drift`: the data is further from
-    the champion's than `preprocess.drift` allows, or the requests that `evaluate.serving_skew`
-    compares are that far from the data. With `action: fail` the run fails by a drift of the data,
-    which is `failed`."""
+    """`failed`: the run has failed for good. `gate_not_passed`: the run publishes no model.
+    `drift`: the data is further from the champion's than `preprocess.drift` allows, or the requests
+    that `evaluate.serving_skew` compares are that far from the data. With `action: fail` the run
+    fails by a drift of the data, which is `failed`."""
 
 
 def make_notifier(config: NotifierConfig) -> Any:

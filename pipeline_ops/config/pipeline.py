@@ -73,10 +73,7 @@ class PipelineConfig(Section):
     evaluate: Evaluate
     export: Export
     notify: list[NotifierConfig] = fixed_field([], READ_WITH_THE_DAG, is_advanced=True)
-    """Recipients of a message when a run has failed, was not published, drifted or is late."""
-    deadline_seconds: int | None = fixed_field(None, READ_WITH_THE_DAG, ge=1, is_advanced=True)
-    """Seconds after it was queued by which a run should have ended. If it has not, the entries of
-    `notify` with the event `late` get a message, and the run goes on."""
+    """Recipients of a message when a run has failed, was not published, or drifted."""
 
     per_run: dict[str, list[Scalar]] = fixed_field({}, "it decides what runs may set")
     """Further fields that a single run may set, by dotted key, with the values that they may have:
@@ -145,13 +142,6 @@ class PipelineConfig(Section):
             self._validate_for_detector()
         self._validate_engine()
         self._validate_intervals()
-        has_late_notifier = any("late" in notify.events for notify in self.notify)
-        if has_late_notifier != (self.deadline_seconds is not None):
-            raise FieldError(
-                "notify" if has_late_notifier else "deadline_seconds",
-                "deadline_seconds and an entry of notify with the event late need each other, "
-                "got only one of them",
-            )
         return self
 
     def _validate_use_of_validation(self) -> None:

@@ -198,8 +198,7 @@ def drop_hidden(values: dict[str, Any]) -> None:
 
     Pages and the orphan reaper need none of it.
     """
-    if values.pop("notify", None):
-        values.pop("deadline_seconds", None)
+    values.pop("notify", None)
     preprocess = values.get("preprocess")
     runner = preprocess.get("runner") if isinstance(preprocess, dict) else None
     if isinstance(runner, dict):

@@ -10,8 +10,7 @@ Airflow marks all DAGs of a file stale when the file has an import error, so `ma
 none. A pipeline whose YAML cannot be used becomes a broken DAG, which keeps the DAG id and the
 history, shows the problem and refuses every run. It has the tasks of the pipeline, as far as the
 file can be read, so a run in progress keeps its task instances. No task of it starts, because the
-DAG allows no active task and has a parameter that no value satisfies. A second DAG file calls
-`report_broken`, which lists all problems as an import error.
+DAG allows no active task and has a parameter that no value satisfies.
 """
 
 from __future__ import annotations
@@ -53,11 +52,17 @@ _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 _MAX_MESSAGE = 10_000
 _MAX_ID = 200
 _CheckStages = Callable[[Preprocess, Path], None]
+_Customize = Callable[[DAG, PipelineConfig], object]
 _Paths = Iterable[str | os.PathLike[str]]
 _log = logging.getLogger(__name__)
 
 
-def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> dict[str, DAG]:
+def make_dags(
+    paths: _Paths,
+    check_stages: _CheckStages,
+    gc_dag: str = GC_DAG_ID,
+    customize: _Customize | None = None,
+) -> dict[str, DAG]:
     """Makes one DAG per config, by name, and one for all configs with `storage.keep`.
 
     Args:
@@ -65,20 +70,15 @@ def make_dags(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID
       check_stages: `beam_jobs.stages.check_stages`, which operators may not import.
       gc_dag: the id of the DAG for `storage.keep`. Each DAG file of an Airflow needs its own,
         because Airflow keeps only one DAG per id.
+      customize: is called with each pipeline's DAG and config, and may add tasks and set whatever
+        Airflow offers. An error that it raises breaks that pipeline alone.
     """
     pipelines = _read_pipelines(paths, check_stages, gc_dag)
-    dags = {pipeline.name: _make_dag(pipeline) for pipeline in pipelines}
+    dags = {pipeline.name: _make_dag(pipeline, customize) for pipeline in pipelines}
     configs = [pipeline.config for pipeline in pipelines if pipeline.config]
     if keeping := [config for config in configs if config.storage.keep]:
         dags[gc_dag] = make_gc_dag(keeping, gc_dag)
     return dags
-
-
-def report_broken(paths: _Paths, check_stages: _CheckStages, gc_dag: str = GC_DAG_ID) -> None:
-    """Raises one ConfigError for all configs that cannot be used, in a DAG file without DAGs."""
-    pipelines = _read_pipelines(paths, check_stages, gc_dag)
-    if problems := [pipeline.problem for pipeline in pipelines if pipeline.problem]:
-        raise ConfigError("\n".join(problems))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +133,14 @@ def _describe_error(file: Path, error: BaseException) -> str:
     )
 
 
-def _make_dag(pipeline: _Pipeline) -> DAG:
+def _make_dag(pipeline: _Pipeline, customize: _Customize | None) -> DAG:
     if pipeline.config is None:
         return _make_broken_dag(pipeline, pipeline.problem)
     try:
         dag = make_dag(pipeline.config)
+        if customize:
+            with dag:  # so that operators made there belong to it
+                customize(dag, pipeline.config)
         # Airflow checks both itself, where an error fails the whole file.
         dag.validate()  # type: ignore[no-untyped-call]
         dag.check_cycle()

@@ -18,7 +18,7 @@ from pipeline_ops.config.reading import format_yaml, hide_secrets
 from pipeline_ops.config.search import Search
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.form import make_form_params
-from pipeline_ops.operators.notification import build_deadline_kwargs, build_task_callback_kwargs
+from pipeline_ops.operators.notification import build_task_callback_kwargs
 from pipeline_ops.operators.search import ChooseOperator, SearchOperator, TrialOperator
 from pipeline_ops.operators.tasks import OPERATORS, TrainOperator
 
@@ -50,7 +50,6 @@ def make_dag(config: PipelineConfig) -> DAG:
         doc_md=f"# {config.pipeline}\n{config.description}\n\n{yaml}",
         default_args={"owner": config.owner, **_RETRY_KWARGS},
         fail_fast=False,
-        **build_deadline_kwargs(config),
     ) as dag:
         tasks: list[BaseOperator] = [
             _add_search(config, config.search)

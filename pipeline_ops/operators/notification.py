@@ -7,18 +7,15 @@ because a user who may start a run may not choose a class to be called.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow.sdk import AsyncCallback, DeadlineAlert, DeadlineReference  # type: ignore[attr-defined]  # the stub of airflow.sdk lacks them
 from airflow.sdk.configuration import conf
-from asgiref.sync import sync_to_async
 from pydantic import BaseModel, ConfigDict
 
 from pipeline_ops.artifacts.dataset import STATISTICS
@@ -43,7 +40,6 @@ _TITLES = {
     "failed": "run failed",
     "gate_not_passed": "gate not passed",
     "drift": "the data has drifted",
-    "late": "run is late",
 }
 
 
@@ -95,19 +91,6 @@ def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
     return {"on_failure_callback": functools.partial(notify_failure, str(config.file))}
 
 
-def build_deadline_kwargs(config: PipelineConfig) -> dict[str, Any]:
-    """Builds the argument of the DAG that sends a notification about a late run."""
-    if config.deadline_seconds is None:
-        return {}
-    alert = DeadlineAlert(
-        DeadlineReference.DAGRUN_QUEUED_AT,
-        dt.timedelta(seconds=config.deadline_seconds),
-        AsyncCallback(notify_late, {"config_file": str(config.file)}),
-    )
-    alert.name = "deadline_seconds"  # Airflow 3.2 has no such argument, and ignores the name
-    return {"deadline": alert}
-
-
 def notify_failure(config_file: str, context: Context) -> None:
     """Called by Airflow when a task has failed for good. The first failed task has the reason."""
     dag_run = context.get("dag_run")
@@ -121,22 +104,6 @@ def notify_failure(config_file: str, context: Context) -> None:
         reason = context.get("exception") or context.get("reason") or "ended by Airflow"
         verdict = f"{task}: {reason}"
     _notify(run, "failed", verdict)
-
-
-async def notify_late(config_file: str, context: Mapping[str, Any]) -> None:
-    """Called in the triggerer when the deadline of a run is over, even if it has failed before."""
-    dag_run = context["dag_run"]
-    if dag_run["state"] in ("success", "failed"):
-        return
-    config = load_run_config_or_author(config_file, dag_run["conf"])
-    run = TaskRun(config, cast("Context", {**context, "run_id": dag_run["dag_run_id"]}))
-
-    def notify() -> None:
-        done = [task for task, record in _read_records(run) if record.state == "success"]
-        seconds, names = config.deadline_seconds, ", ".join(done) or "nothing yet"
-        _notify(run, "late", f"still running {seconds} s after it was queued. Done: {names}")
-
-    await sync_to_async(notify)()
 
 
 def notify_gate(run: TaskRun, evaluation: StorePath) -> None:

@@ -1,4 +1,4 @@
-"""Runs that events start in a real Airflow, and notifications: deadlines, files, backfills."""
+"""Runs that events start in a real Airflow, and notifications: failures, files, backfills."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ globals().update(make_dags([{configs!r}], check_stages))
 
 
 def pipeline(folder: Path, name: str, waits: bool = False, **more) -> None:
-    events = ["failed", "late"] if "deadline_seconds" in more else ["failed"]
     notifier, mail = "acme_notifier.Mailbox", {"folder": str(folder / "mail")}
     changes = {
         "pipeline": name,
         "storage.root": str(folder / "root"),
         "preprocess.source.path": more.pop("path", str(folder / "no such folder")),
-        "notify": [{"notifier": notifier, "arguments": mail, "events": events}],
+        "notify": [{"notifier": notifier, "arguments": mail, "events": ["failed"]}],
     }
     if waits:
         changes["preprocess.pool"] = "nowhere"  # a pool that does not exist: the task never starts
@@ -36,12 +35,11 @@ def pipeline(folder: Path, name: str, waits: bool = False, **more) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Four pipelines. A run of the first fails. The others start no task, or find no file."""
+    """Three pipelines. A run of the first fails. The others start no task, or find no file."""
     folder = tmp_path_factory.mktemp("events")
     for name in ("mail", "raw"):
         (folder / name).mkdir()
     pipeline(folder, "failing")
-    pipeline(folder, "waiting", waits=True, deadline_seconds=1)
     pipeline(
         folder, "watching", waits=True, path=str(folder / "raw"), schedule={"watch_seconds": 1}
     )
@@ -53,7 +51,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def airflow(folder, whole_module_survivors, user_package):
     environment = {**whole_module_survivors.environment, "PYTHONPATH": os.environ["PYTHONPATH"]}
-    dags = ("failing", "waiting", "watching", "daily")
+    dags = ("failing", "watching", "daily")
     config = folder / "failing.yaml"
     with run_airflow(folder, config, dags, environment, "--schedules") as api:
         yield api
@@ -67,19 +65,15 @@ def letters(folder: Path, pipeline: str) -> list[dict]:
 
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
-def test_a_run_that_failed_and_a_run_that_is_late_are_told_once_each(airflow, folder):
-    late = airflow.trigger("waiting", {})
+def test_a_run_that_failed_is_told_once(airflow, folder):
     failed = airflow.trigger("failing", {"preprocess.dataset": "000000"})
     [letter] = wait_until(lambda: letters(folder, "failing"), 150)
     assert (letter["event"], letter["run_id"]) == ("failed", failed)
     assert "no data set of failing has a version that begins with 000000" in letter["verdict"]
     assert letter["link"].startswith("http://127.0.0.1:")
     assert letter["link"].endswith("/plugin/trainyard_report")
-    [letter] = wait_until(lambda: letters(folder, "waiting"), 150)
-    assert (letter["event"], letter["run_id"]) == ("late", late)
-    assert letter["verdict"] == "still running 1 s after it was queued. Done: nothing yet"
     wait_until(lambda: airflow.run("failing", failed)["state"] == "failed")
-    assert len(letters(folder, "failing")) == len(letters(folder, "waiting")) == 1
+    assert len(letters(folder, "failing")) == 1
 
 
 @pytest.mark.airflow

@@ -28,7 +28,7 @@ AUTHOR, LEAVES = load_config(DIGITS), collect_fields(PipelineConfig)
 AUTHORS = sorted(key for key, leaf in LEAVES.items() if not leaf.is_per_run)
 A_RUNS = sorted(key for key, leaf in LEAVES.items() if leaf.is_per_run)
 _NEVER_OPEN = """
-    pipeline description owner tags schedule storage search notify deadline_seconds per_run export
+    pipeline description owner tags schedule storage search notify per_run export
     evaluate.gate evaluate.approval evaluate.slices evaluate.allowed_leaks evaluate.top_k
     preprocess.source preprocess.stages preprocess.split preprocess.runner preprocess.rejects
     preprocess.drift preprocess.allowed_changes train.model train.model_parameters train.loss

@@ -10,7 +10,7 @@ from config.cases import parse_cases
 
 WRONG = r"""
 pipeline: small -> pipeline: small\nzzz: 1
-    small.yaml:2: zzz: unknown key; valid names are deadline_seconds, description, evaluate,
+    small.yaml:2: zzz: unknown key; valid names are description, evaluate,
 digits_cnn -> digits_cnn\n  epochs: 2.0
     small.yaml:8: train.epochs: input should be a valid integer, got 2.0
 digits_cnn -> digits_cnn\n  epochs: 0

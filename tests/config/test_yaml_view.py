@@ -82,8 +82,7 @@ def test_a_config_without_secrets_is_shown_as_it_is():
 
 
 HIDDEN = """
-deadline_seconds: 60
-notify: [{notifier: a.Mail, events: [late], arguments: {password: hunter2}}]
+notify: [{notifier: a.Mail, events: [failed], arguments: {password: hunter2}}]
 """
 
 

@@ -136,16 +136,24 @@ def test_hidden_files_are_none_of_the_configs(tmp_path):
     assert make(tmp_path, good=named("good")).keys() == {"good"}
 
 
-@pytest.mark.parametrize("broken", [(), ("one", "two")])
-def test_the_second_dag_file_lists_all_problems_and_makes_no_dag(tmp_path, monkeypatch, broken):
-    """The import error is of a file that has no DAGs, so it marks none stale."""
+def test_the_dag_file_of_the_repository_has_a_dag_for_each_file_and_no_import_error(
+    tmp_path, monkeypatch
+):
     (tmp_path / "good.yaml").write_text(named("good"))
-    for name in broken:
-        (tmp_path / f"{name}.yaml").write_text(named(name, "epochs", "epoch"))
+    (tmp_path / "one.yaml").write_text(named("one", "epochs", "epoch"))
     monkeypatch.setenv("TRAINYARD_CONFIGS", str(tmp_path))
     bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="dags")
-    assert bag.dags.keys() == {"good", *broken}
-    assert bag.import_errors.keys() == ({"trainyard_broken.py"} if broken else set())
-    for name in broken:
-        rule = f"{tmp_path}/{name}.yaml:8: train.epoch: unknown key"
-        assert rule in bag.import_errors["trainyard_broken.py"]
+    assert bag.dags.keys() == {"good", "one"} and bag.import_errors == {}
+
+
+def test_a_hook_that_fails_breaks_its_pipeline_alone(tmp_path):
+    def customize(dag, config):
+        if config.pipeline == "one":
+            raise LookupError("no such team")
+
+    for name in ("one", "good"):
+        (tmp_path / f"{name}.yaml").write_text(named(name))
+    dags = make_dags([tmp_path], check_stages, customize=customize)
+    assert "LookupError: no such team" in message(dags["one"])
+    assert f"{tmp_path}/one.yaml" in message(dags["one"])
+    assert "broken" not in dags["good"].tags

@@ -34,6 +34,27 @@ def test_the_lines_of_the_readme_make_dags(tmp_path, monkeypatch):
     assert "digits" in bag.dags
 
 
+def write_customized_dag_file(folder: Path, pipelines: Path) -> None:
+    """Writes the documented DAG file with a task before and a task after ours."""
+    text = read_documented_file(2, pipelines)
+    for there, here in (("incoming", "incoming"), ("flowers", "raw"), ("published", "published")):
+        assert f"/data/{there}" in text
+        text = text.replace(f"/data/{there}", str(folder / here))
+    (folder / "dags").mkdir()
+    (folder / "dags" / "mine.py").write_text(text)
+
+
+def test_tasks_of_a_team_come_before_and_after_ours(tmp_path):
+    from airflow.dag_processing.dagbag import DagBag
+
+    write_customized_dag_file(tmp_path, write_config(tmp_path / "pipelines", {}).parent)
+    folder = tmp_path / "dags"
+    bag = DagBag(folder, bundle_path=folder, bundle_name="mine")
+    assert not bag.import_errors
+    tasks = [task.task_id for task in bag.dags["digits"].topological_sort()]
+    assert tasks == ["copy", *JOBS, "tell"]
+
+
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path):
@@ -79,16 +100,15 @@ def test_a_fresh_environment_with_the_package_installed_runs_a_pipeline(tmp_path
         "train.early_stopping": None,
         "evaluate.gate": [{"metric": "accuracy", "at_least": 0.5}],
     }
-    lines = read_documented_file(pipelines=write_config(tmp_path / "pipelines", changes).parent)
-    (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "mine.py").write_text(lines)
-    run("pipeline_ops.examples.digits", str(tmp_path / "raw"))
+    write_customized_dag_file(tmp_path, write_config(tmp_path / "pipelines", changes).parent)
+    run("pipeline_ops.examples.digits", str(tmp_path / "incoming"))
     run("airflow", "db", "migrate")
     run("airflow", "dags", "reserialize")
     plugins = run("airflow", "plugins")
     assert "TrainyardPlugin" in plugins or "trainyard" in plugins
     run("airflow", "dags", "test", "digits")
     assert (tmp_path / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()
+    assert len((tmp_path / "published").read_text().splitlines()) == 1
     if importlib.util.find_spec("openlineage"):
         assert_lineage_was_sent(tmp_path)
 

@@ -1,11 +1,10 @@
 """Notifications by a user's own notifier and by Airflow's notifier for mail.
 
-`tests/cli` has the failures and deadlines of a real Airflow.
+`tests/cli` has the failures of a real Airflow.
 """
 
 from __future__ import annotations
 
-import asyncio
 import email
 import json
 import socketserver
@@ -34,7 +33,6 @@ from pipeline_ops.operators.notification import (
     Notification,
     notify_drift,
     notify_failure,
-    notify_late,
     notify_skew,
 )
 from pipeline_ops.operators.task_run import TaskRun
@@ -218,19 +216,6 @@ def test_requests_that_differ_from_training_are_told_like_a_drift(
         assert (rule["metric"], rule["text"][:24]) == ("serving_skew", "red differs from trainin")
 
 
-def test_a_run_that_is_late_is_told_with_what_is_done_and_one_that_has_ended_is_not(
-    tmp_path, mailbox
-):
-    config = notifying(tmp_path, to(mailbox, "late"), deadline_seconds=60)
-    layout = Layout(open_root(tmp_path / "root"), "digits")
-    write_record(layout.task_record("a", "preprocess"), DONE)
-    for run_id, state in (("a", "running"), ("b", "failed")):
-        run = {"dag_run_id": run_id, "state": state, "conf": {}}
-        asyncio.run(notify_late(str(config), {"dag_run": run, "deadline": {}}))
-    [letter] = letters(mailbox)
-    assert letter["verdict"] == "still running 60 s after it was queued. Done: preprocess"
-
-
 class Post(socketserver.StreamRequestHandler):
     """A mail server with the commands that a client needs. `server.mails` has the messages."""
 
@@ -295,13 +280,8 @@ def test_a_notifier_that_is_not_there_is_refused_with_its_line_and_the_cure(tmp_
     ("more", "wrong"),
     [
         (
-            {"deadline_seconds": 60},
-            "deadline_seconds and an entry of notify with the event late need each other",
-        ),
-        ({"notify": [to(Path("/m"), "late")]}, "need each other"),
-        (
             {"notify": [to(Path("/m"), "fails")]},
-            "notify.0.events.0: must be one of failed, gate_not_passed, drift, late, got 'fails'",
+            "notify.0.events.0: must be one of failed, gate_not_passed, drift, got 'fails'",
         ),
         ({"notify": [{"notifier": "os", "events": ["failed"]}]}, "notify.0.notifier"),
     ],
@@ -326,12 +306,11 @@ def test_a_dag_that_tells_is_the_same_dag_each_time_it_is_read(tmp_path, mailbox
     """Airflow makes a version of whatever differs."""
     from airflow.serialization.serialized_objects import DagSerialization
 
-    config = notifying(tmp_path, to(mailbox, *EVENTS, "late"), deadline_seconds=60)
+    config = notifying(tmp_path, to(mailbox))
     dag, again = (make_dag(load_config(config)) for _ in range(2))
     values = (DagSerialization.to_dict(each) for each in (dag, again))
     first, second = (json.dumps(value, sort_keys=True, default=str) for value in values)
     assert first == second and " at 0x" not in first
-    assert dag.deadline[0].interval.total_seconds() == 60
     assert all(task.on_failure_callback for task in dag.tasks)
 
 

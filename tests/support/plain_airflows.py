@@ -37,7 +37,7 @@ _OF_THE_REPOSITORY = ("PYTHONPATH", "TRAINYARD_CONFIGS", "TRAINYARD_TRUSTED_CONF
 
 
 def read_documented_file(number: int = 0, pipelines: Path = Path("/data/pipelines")) -> str:
-    """One of the DAG files of the page: for a folder of pipelines, and for a DAG bundle."""
+    """One of the DAG files of the page: for a folder, for a DAG bundle, and with own tasks."""
     page = (CODE_ROOT / "docs" / "existing-airflow.md").read_text()
     text = re.findall(r"```python\n(# Airflow reads.*?)```", page, re.S)[number]
     return text.replace("/data/pipelines", str(pipelines))

@@ -320,8 +320,8 @@ class ContainerHosts(Resources, Hosts):
         return self
 
     def validate_gang(self, train: Train, location: str) -> None:
-        """Refuses a gang: all containers of a daemon are on one machine, and one of them can have all
-        cores and GPUs of it.
+        """Refuses a gang: a daemon has one machine, and one container can have all of its cores and
+        GPUs.
         """
         raise ConfigError(
             f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "

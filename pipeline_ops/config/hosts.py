@@ -320,6 +320,9 @@ class ContainerHosts(Resources, Hosts):
         return self
 
     def validate_gang(self, train: Train, location: str) -> None:
+        """Refuses a gang: a daemon has one machine, and one container can have all of its cores and
+        GPUs.
+        """
         raise ConfigError(
             f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "
             f"training with its whole gang in one container. Write runs_on: {train.hosts} in the "

@@ -6,6 +6,9 @@
 `preprocess(job)` fills the folder of `job.artifact()`, and returns a code that leaves a manifest.
 This module does the rest: the lock (two processes never make the same artifact), the deadline,
 SIGTERM, the end of a cancelled job, the status, and the exit code of an exception.
+
+No process serves several tasks, to import TensorFlow once for all: it would outlive the task that
+has started it, and a person who ends this task would find it still running.
 """
 
 from __future__ import annotations

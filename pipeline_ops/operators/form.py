@@ -1,6 +1,7 @@
 """The trigger form: the fields that a run may set, from the config's own classes.
 
-A field is named by its dotted path in the YAML, as in the conf of a run.
+A field is named by its dotted path in the YAML, as in the conf of a run. A version is a free text:
+a list of all versions would be part of the serialized DAG, and each new one would change it.
 """
 
 from __future__ import annotations

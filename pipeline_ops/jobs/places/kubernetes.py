@@ -2,7 +2,8 @@
 
 The name of the Job follows from the attempt, so of two tries to start it, one succeeds. The access
 to the store is in a Secret that the Job owns, so it is created after the Job. Until then the Job is
-suspended: the kubelet would look for a missing Secret again only after ten seconds or more. If the
+suspended: the kubelet would look for a missing Secret again only after ten seconds or more. A
+Secret that gets its owner later would stay behind if the starter died in between. If the
 Secret is refused, the Job is deleted. If the starter dies in between, the job counts as ended after
 a minute, and the next try starts another one. A pod is never replaced.
 

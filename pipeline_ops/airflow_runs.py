@@ -1,27 +1,23 @@
 """Finds a pipeline and its runs in Airflow's database.
 
-It returns the config that a DAG was made from, the overrides that a run was started with, and the
-state of its tasks. Only this module queries the database for the UI plugin. `ui/app.py` checks the
-user's permissions first, by Airflow's own rules.
+It returns where a pipeline keeps what, and the state of a run's tasks. Only this module queries the
+database for the UI plugin. `ui/app.py` checks the user's permissions first, by Airflow's own rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import os
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.airflow_internals import DagModel, DagRun, DagTag, SerializedDagModel
 from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.reading import ConfigFile, YamlCopy, find_yaml
-from pipeline_ops.config.run_conf import load_run_config_or_author
+from pipeline_ops.config.pipeline_ref import PipelineRef
 from pipeline_ops.errors import TrainyardError
 
 use_airflow_connections()
@@ -30,7 +26,7 @@ TAG = "trainyard"
 """The tag that the factory gives its DAGs."""
 
 
-_MAX_PLANS = 1000
+_MAX_PLANS, _MAX_VERSIONS = 1000, 100
 
 
 class NotFound(TrainyardError):
@@ -39,13 +35,9 @@ class NotFound(TrainyardError):
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The parts of a version of a DAG that the pages need.
+    """The parts of a version of a DAG that the pages need. `tasks` are in order."""
 
-    `text` is the YAML as the DAG's documentation shows it. `tasks` are in order.
-    """
-
-    config_file: str
-    text: str
+    ref: PipelineRef
     tasks: tuple[str, ...]
 
 
@@ -71,56 +63,38 @@ class TaskState:
 class PipelineRun:
     """One run of a pipeline. The tasks are in the order of the DAG."""
 
-    config: PipelineConfig
+    ref: PipelineRef
     run_id: str
     state: str
     tasks: tuple[TaskState, ...]
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.config.root, self.config.pipeline)
+        return Layout(self.ref.root, self.ref.pipeline)
 
     @property
     def is_finished(self) -> bool:
         return self.state in ("success", "failed")
 
 
-def find_pipeline(dag_id: str, session: Session) -> PipelineConfig:
-    """The config of a DAG that the factory has made.
-
-    Raises:
-      NotFound: there is no such DAG, or the factory has not made it.
-      ConfigError: its YAML is no longer valid.
-    """
-    return load_config(find_config_file(dag_id, session))
+def find_pipeline(dag_id: str, session: Session) -> PipelineRef:
+    """The locations of a pipeline. Raises NotFound: there is no such DAG, or it is not ours."""
+    return _find_plan(dag_id, session).ref
 
 
-def find_run_config(dag_id: str, run_id: str, session: Session) -> PipelineConfig:
-    """The config of a run, or the author's if the run's conf is refused.
-
-    Raises as `find_pipeline` does.
-    """
+def find_run_layout(dag_id: str, run_id: str, session: Session) -> Layout:
+    """Where the records of a run are. Raises as `find_pipeline` does."""
     run = DagRun.find_duplicate(dag_id, run_id, session=session)
-    file, _ = _find_plan(dag_id, session, run)
-    return load_run_config_or_author(file, run.conf if run else None)
-
-
-def find_config_file(dag_id: str, session: Session) -> ConfigFile:
-    """The YAML that a DAG was made from. Raises NotFound as `find_pipeline` does."""
-    return _find_plan(dag_id, session)[0]
+    ref = _find_plan(dag_id, session, run).ref
+    return Layout(ref.root, ref.pipeline)
 
 
 def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
-    """The run of a DAG, with its config and its tasks.
-
-    Raises:
-      NotFound: there is no such DAG or run.
-      ConfigError: the YAML of the DAG is no longer valid.
-    """
+    """The run of a DAG, with its tasks. Raises NotFound: there is no such DAG or run."""
     run = DagRun.find_duplicate(dag_id, run_id, session=session)
     if run is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
-    config_file, order = _find_plan(dag_id, session, run)
+    plan = _find_plan(dag_id, session, run)
     tasks = [
         TaskState(
             task.task_id,
@@ -132,11 +106,9 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
         )
         for task in DagRun.fetch_task_instances(dag_id=dag_id, run_id=run_id, session=session)
     ]
-    positions = {task_id: position for position, task_id in enumerate(order)}
+    positions = {task_id: position for position, task_id in enumerate(plan.tasks)}
     tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
-    return PipelineRun(
-        load_run_config_or_author(config_file, run.conf), run_id, str(run.state), tuple(tasks)
-    )
+    return PipelineRun(plan.ref, run_id, str(run.state), tuple(tasks))
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
@@ -149,43 +121,56 @@ def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:
     return sorted(set(session.scalars(tagged)) & set(dag_ids))
 
 
-def _find_plan(
-    dag_id: str, session: Session, run: DagRun | None = None
-) -> tuple[ConfigFile, tuple[str, ...]]:
-    """The config file and the tasks, in order, of a DAG.
+def _find_plan(dag_id: str, session: Session, run: DagRun | None = None) -> _Plan:
+    """Finds the newest version of a DAG that a valid YAML has made.
 
-    A run that has a version of a DAG bundle has the DAG and the YAML of that version. The others
-    have the newest ones, as their tasks do. If this host does not have the file, the copy in the
-    DAG's documentation stands for it.
+    A run that has a version of a DAG bundle has the DAG of that version. The others have the newest
+    one, as their tasks do.
     """
+    for serialized in _iterate_versions(dag_id, session, run):
+        if plan := _read_plan(serialized):
+            return plan
+    raise NotFound(f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here.")
+
+
+def _iterate_versions(
+    dag_id: str, session: Session, run: DagRun | None
+) -> Iterator[SerializedDagModel]:
     version = run.created_dag_version if run is not None and run.bundle_version else None
-    serialized = version.serialized_dag if version else None
-    serialized = serialized or SerializedDagModel.get(dag_id, session=session)
-    plan = _read_plan(serialized) if serialized else None
-    if serialized is None or plan is None:
-        raise NotFound(
-            f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here."
-        )
-    is_here = serialized.dag_version.bundle_version is None and os.path.lexists(plan.config_file)
-    is_here = is_here or not plan.text
-    file = plan.config_file if is_here else YamlCopy(Path(plan.config_file), plan.text)
-    return file, plan.tasks
+    if version and version.serialized_dag:
+        yield version.serialized_dag
+    if newest := SerializedDagModel.get(dag_id, session=session):
+        yield newest
+    yield from session.scalars(
+        select(SerializedDagModel)
+        .where(SerializedDagModel.dag_id == dag_id)
+        .order_by(SerializedDagModel.created_at.desc())
+        .limit(_MAX_VERSIONS)
+    )
 
 
 def _read_plan(serialized: SerializedDagModel) -> _Plan | None:
-    """Reads a DAG's config file and tasks, and caches them by the DAG's hash.
+    """Reads the locations and the tasks of a version of a DAG, and caches them by its hash.
 
-    Deserializing a DAG takes tens of milliseconds, and a page asks every two seconds.
+    Returns None if a broken YAML or somebody else has made it. Deserializing a DAG takes tens of
+    milliseconds, and a page asks every two seconds.
     """
     if serialized.dag_hash not in _plans:
         tasks = sorted(
             serialized.dag.tasks, key=lambda task: len(task.get_flat_relative_ids(upstream=True))
         )  # each task after its upstream tasks
-        files = [file for task in tasks if (file := getattr(task, "config_file", None))]
+        refs = [ref for task in tasks if (ref := _parse_ref(task))]
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
-        text = find_yaml(serialized.dag.doc_md or "")
         _plans[serialized.dag_hash] = (
-            _Plan(files[0], text, tuple(task.task_id for task in tasks)) if files else None
+            _Plan(refs[0], tuple(task.task_id for task in tasks)) if refs else None
         )
     return _plans[serialized.dag_hash]
+
+
+def _parse_ref(task: object) -> PipelineRef | None:
+    """Returns the locations that a task of ours has, or None for any other task."""
+    try:
+        return PipelineRef.model_validate(getattr(task, "pipeline_ref", None))
+    except ValidationError:
+        return None

@@ -35,7 +35,7 @@ from pipeline_ops.config.fields import (
 from pipeline_ops.config.hosts import Hosts, KubernetesHosts, load_hosts
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.reading import ConfigFile, ConfigText
+from pipeline_ops.config.reading import ConfigText
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.search import Search
 from pipeline_ops.config.storage import Storage
@@ -283,11 +283,11 @@ class PipelineConfig(Section):
         return weights.model_copy(update={"path": str(self.resolve_path(weights.path))})
 
 
-def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:
+def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineConfig:
     """Reads and checks a pipeline's YAML.
 
     Args:
-      file: the YAML file, or the copy of it in Airflow's database. Then nothing else is read.
+      file: the YAML file.
       overrides: the author's own, from a command line, as values by dotted key:
         `{"train.optimizer.learning_rate": 0.01}`. List items go by index. The conf of a run goes
         through `apply_conf` instead.
@@ -295,7 +295,7 @@ def load_config(file: ConfigFile, overrides: Mapping[str, Any] | None = None) ->
     Raises:
       ConfigError: with a line for each problem.
     """
-    text = ConfigText.read(file)
+    text = ConfigText.read(Path(file))
     return _validate(text.with_overrides(overrides) if overrides else text)
 
 
@@ -307,8 +307,6 @@ def _validate(text: ConfigText) -> PipelineConfig:
             f"{text.file.stem}, got {config.pipeline}. Rename one of the two."
         )
     config._text = text
-    if text.is_copy:
-        return config
     if config.hosts:  # wrong hosts are reported now, before any job starts
         config.hosts.validate_gang(config.train, config.locate(("train", "hosts")))
     problems = [

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import dataclasses
 import difflib
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -164,7 +163,6 @@ def _collect_lines(node: yaml.Node, location: Location, lines: dict[Location, in
 
 
 _HIDDEN = "(not shown)"
-_BLOCK_START, _BLOCK_END = "```yaml\n", "\n```\n"
 
 
 def hide_secrets(text: str) -> str:
@@ -180,29 +178,6 @@ def hide_secrets(text: str) -> str:
         shown += [text[last : node.start_mark.index], _HIDDEN, secret[len(secret.rstrip()) :]]
         last = node.end_mark.index
     return "".join([*shown, text[last:]])
-
-
-def format_yaml(text: str) -> str:
-    """Formats the text as a block of Markdown, which is the end of a documentation."""
-    return f"{_BLOCK_START}{text.strip()}{_BLOCK_END}"
-
-
-def find_yaml(documentation: str) -> str:
-    """Returns the text in such a block; "" if there is none."""
-    _, start, rest = documentation.partition(_BLOCK_START)
-    return rest.removesuffix(_BLOCK_END) if start else ""
-
-
-def drop_hidden(values: dict[str, Any]) -> None:
-    """Removes from the values of such a text what is not valid without its hidden parts.
-
-    Pages and the orphan reaper need none of it.
-    """
-    values.pop("notify", None)
-    preprocess = values.get("preprocess")
-    runner = preprocess.get("runner") if isinstance(preprocess, dict) else None
-    if isinstance(runner, dict):
-        runner.pop("options", None)
 
 
 def _find_value(node: yaml.Node | None, *keys: str) -> yaml.Node | None:
@@ -237,45 +212,19 @@ def locate_in_file(file: Path, location: Sequence[str | int]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class YamlCopy(os.PathLike[str]):
-    """A copy of a config file that Airflow's database has, without what is hidden there.
-
-    Attributes:
-      file: the path of the file on the host that has read it.
-      text: the text, as `hide_secrets` returns it.
-    """
-
-    file: Path
-    text: str
-
-    def __fspath__(self) -> str:
-        return str(self.file)
-
-
-ConfigFile = Path | str | YamlCopy
-
-
-@dataclasses.dataclass(frozen=True)
 class ConfigText:
-    """The raw values of a YAML file, with overrides applied, and the line of each value.
-
-    Attributes:
-      is_copy: whether the file itself, and what lies next to it, may be missing on this host.
-    """
+    """The raw values of a YAML file, with overrides applied, and the line of each value."""
 
     file: Path
     values: dict[str, Any]
     _lines: Mapping[Location, int]
     _override_locations: tuple[Location, ...] = ()
-    is_copy: bool = False
 
     @classmethod
-    def read(cls, source: ConfigFile) -> ConfigText:
+    def read(cls, file: Path) -> ConfigText:
         """Reads a YAML file. Raises ConfigError if it cannot be read or is no mapping."""
-        file, is_copy = Path(source), isinstance(source, YamlCopy)
-        text = source.text if isinstance(source, YamlCopy) else read_text(file)
         try:
-            values, lines = read_yaml(text)
+            values, lines = read_yaml(read_text(file))
         except YamlProblem as problem:
             raise ConfigError(f"{file}:{problem.line}: {problem.rule}") from None
         if values is None:
@@ -286,9 +235,7 @@ class ConfigText:
             raise ConfigError(
                 f"{file}:1: must be a mapping of keys to values ('key: value'), got {kind}"
             )
-        if is_copy:
-            drop_hidden(values)
-        return cls(file, values, lines, is_copy=is_copy)
+        return cls(file, values, lines)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> ConfigText:
         """Returns this text with other values by dotted key.

@@ -4,7 +4,7 @@ A conf comes from any user who may trigger a run. It never reaches `load_config`
 that only the author may set, a whole section, an item of a list, a null that is not a value of the
 field, and unknown keys and values are refused. A refusal is a ConfigError, so Airflow does not try
 again. The embedded Airflow has one user, who owns the YAML, so there a conf is trusted: it may set
-any key, as `trainyard run --set` does.
+any key but the locations of the pipeline, as `trainyard run --set` does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline_ops.config.fields import (
+    SAME_FOR_ALL_RUNS,
     ConfigField,
     Scalar,
     collect_fields,
@@ -24,7 +26,8 @@ from pipeline_ops.config.fields import (
     resolve_allowed_value,
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.config.reading import ConfigFile, suggest_name
+from pipeline_ops.config.pipeline_ref import PipelineRef
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 
 _MAX_KEY, _MAX_TEXT, _MAX_INTEGER = 200, 4096, 2**63
@@ -171,7 +174,13 @@ def apply_conf(
     if interval is not None and source.has_interval:
         found = source.format_interval(*interval)
         overrides |= {f"preprocess.source.{key}": value for key, value in found.items()}
-    return config.with_overrides(overrides) if overrides else config
+    run = config.with_overrides(overrides) if overrides else config
+    if PipelineRef.from_config(run) != PipelineRef.from_config(config):
+        raise ConfigError(
+            f"conf: the names and locations of a pipeline cannot be overridden for a single run: "
+            f"{SAME_FOR_ALL_RUNS}. Change them in {config.file}."
+        )
+    return run
 
 
 def _is_conf_trusted() -> bool:
@@ -183,10 +192,10 @@ def _is_conf_trusted() -> bool:
     return bool(home) and home == os.environ.get("AIRFLOW_HOME")
 
 
-def load_run_config_or_author(file: ConfigFile, conf: Mapping[str, Any] | None) -> PipelineConfig:
+def load_run_config_or_author(file: Path | str, conf: Mapping[str, Any] | None) -> PipelineConfig:
     """Returns the config of a run, or the author's if the conf is refused.
 
-    Pages and notifications use it, because they must work for such a run, too.
+    Notifications use it, because they must work for such a run, too.
     """
     author = load_config(file)
     try:

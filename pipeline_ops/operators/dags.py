@@ -172,12 +172,8 @@ def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
             f"Check the file with\n\n    trainyard validate {pipeline.file}\n"
         ),
     ) as dag:
-        file = str(pipeline.file.absolute())
-        tasks = [
-            BrokenOperator(task_id=task_id, config_file=file, message=message)
-            for task_id in _list_task_ids(pipeline.values)
-        ]
-        chain(*tasks)
+        task_ids = _list_task_ids(pipeline.values)
+        chain(*(BrokenOperator(task_id=task_id, message=message) for task_id in task_ids))
     # After the tasks, each of which would get a copy. Airflow's refusal shows the title.
     no_value: dict[str, Any] = {"type": "string", "not": {}}
     description = "No run can start until the config is fixed."
@@ -186,14 +182,13 @@ def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
 
 
 class BrokenOperator(BaseOperator):
-    """Fails with the message of a broken pipeline. The UI's pages read `config_file`."""
+    """Fails with the message of a broken pipeline."""
 
     ui_color = "#b3b3b3"
-    template_fields = ("config_file",)
 
-    def __init__(self, *, config_file: str, message: str, **kwargs: Any):
+    def __init__(self, *, message: str, **kwargs: Any):
         super().__init__(**kwargs)
-        self.config_file, self.message = config_file, message
+        self.message = message
 
     def execute(self, context: Mapping[str, Any]) -> NoReturn:
         raise AirflowException(self.message)

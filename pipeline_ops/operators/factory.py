@@ -14,7 +14,8 @@ from airflow.sdk import DAG, BaseOperator
 
 from pipeline_ops.config.fields import TaskSection
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.reading import format_yaml, hide_secrets
+from pipeline_ops.config.pipeline_ref import PipelineRef
+from pipeline_ops.config.reading import hide_secrets
 from pipeline_ops.config.search import Search
 from pipeline_ops.operators.assets import make_outlets, make_timetable
 from pipeline_ops.operators.form import make_form_params
@@ -38,7 +39,8 @@ _RUNS_WITH_APPROVAL = 16
 
 def make_dag(config: PipelineConfig) -> DAG:
     """Makes the DAG of a pipeline whose config, stages and notifiers are checked."""
-    yaml = format_yaml(hide_secrets(config.file.read_text(encoding="utf-8")))
+    yaml = hide_secrets(config.file.read_text(encoding="utf-8"))
+    ref = PipelineRef.from_config(config).to_json()
     with DAG(
         config.pipeline,
         description=config.description,
@@ -47,7 +49,7 @@ def make_dag(config: PipelineConfig) -> DAG:
         catchup=False,
         max_active_runs=_RUNS_WITH_APPROVAL if config.evaluate.approval else 1,
         tags=["trainyard", *config.tags],
-        doc_md=f"# {config.pipeline}\n{config.description}\n\n{yaml}",
+        doc_md=f"# {config.pipeline}\n{config.description}\n\n```yaml\n{yaml.strip()}\n```\n",
         default_args={"owner": config.owner, **_RETRY_KWARGS},
         fail_fast=False,
     ) as dag:
@@ -56,6 +58,7 @@ def make_dag(config: PipelineConfig) -> DAG:
             if config.search and operator is TrainOperator
             else operator(
                 config_file=str(config.file),
+                pipeline_ref=ref,
                 outlets=make_outlets(config, operator.job),
                 **_build_scheduling_kwargs(getattr(config, operator.job)),
                 **build_task_callback_kwargs(config),

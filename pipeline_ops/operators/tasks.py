@@ -67,6 +67,7 @@ class JobOperator(BaseOperator):
 
     Args:
       config_file: the pipeline's YAML. A run's conf may set single values of it.
+      pipeline_ref: the pipeline's `PipelineRef` as JSON, for the UI's pages.
     """
 
     job: str
@@ -76,12 +77,19 @@ class JobOperator(BaseOperator):
     """The task monitors its job for this long, because a deferral costs about two seconds."""
 
     ui_fgcolor = "#ffffff"
-    template_fields = ("config_file",)
-    """Contains no template, but Airflow stores it in its database, for the UI's pages."""
+    template_fields = ("pipeline_ref",)
+    """Contains no template. Airflow stores template fields in its database, where pages read it."""
 
-    def __init__(self, *, config_file: str, task_id: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        config_file: str,
+        pipeline_ref: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(task_id=task_id or self.job, **kwargs)
-        self.config_file = config_file
+        self.config_file, self.pipeline_ref = config_file, pipeline_ref
         self._handle: JobHandle | None = None
 
     @property

@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from pipeline_ops.airflow_internals import DagRun, JobEntry, TaskInstance, XComModel, create_session
-from pipeline_ops.airflow_runs import find_run_config
-from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
+from pipeline_ops.airflow_runs import find_run_layout
+from pipeline_ops.artifacts.layout import Attempt, format_trial_name
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.jobs.cancellation import (
     STORE_KEY,
@@ -170,16 +170,14 @@ class OrphanReaper:
 
 
 def _find_attempt(row: Row[Any], name: str, session: Session) -> Attempt[StorePath]:
-    """The attempt of a job, from the config of the DAG's author and the task instance.
+    """The attempt of a job, from the locations of the pipeline and the task instance.
 
-    The row is not trusted to name the folder.
-
-    Raises:
-      TrainyardError: there is no such DAG or attempt, or the config can't be used now.
+    The row is not trusted to name the folder. Raises TrainyardError: there is no such DAG or
+    attempt.
     """
-    config = find_run_config(row.dag_id, row.run_id, session)
+    layout = find_run_layout(row.dag_id, row.run_id, session)
     task = row.task_id if row.map_index < 0 else format_trial_name(row.map_index)
-    return Layout(config.root, config.pipeline).attempt(row.run_id, task, name)
+    return layout.attempt(row.run_id, task, name)
 
 
 def _read_current_instance(row: Row[Any]) -> TaskInstanceRef | None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.artifacts.results import ModelFigures
-from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.pipeline_ref import PipelineRef
 from pipeline_ops.errors import DataError
 from pipeline_ops.pages.charts import Point
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, AliasMove
@@ -51,9 +51,9 @@ class ModelView:
         return next((version for version in self.versions if version.number == self.champion), None)
 
 
-def view_model(config: PipelineConfig) -> ModelView:
+def view_model(pipeline: PipelineRef) -> ModelView:
     """Reads a model's registry. Raises MachineError or OSError if it cannot be reached."""
-    registry = Registry(config.registry)
+    registry = Registry(pipeline.registry)
     aliases, versions = registry.read_aliases(), registry.list_versions()
     history = registry.read_history(newest=_MAX_MOVES)
     shown = versions[-_MAX_VERSIONS:]
@@ -66,7 +66,7 @@ def view_model(config: PipelineConfig) -> ModelView:
         for metric, value in view.figures.metrics.items() if view.figures else ():
             points[metric].append((view.number, value))
     return ModelView(
-        name=config.export.model,
+        name=pipeline.model,
         location=str(registry.location),
         champion=aliases.names.get(CHAMPION),
         previous=aliases.names.get(PREVIOUS),

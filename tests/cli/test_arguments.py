@@ -77,12 +77,15 @@ def test_an_unknown_stage_is_told_with_the_nearest(command):
         ("evaluate.approval={timeout_seconds: 5}", "evaluate.approval"),
         ("search={parameters: {train.seed: [1, 2]}}", "search"),
         ("schedule=0 3 * * *", "schedule.cron"),
+        ("storage.root=/tmp", "storage.root"),
+        ("export.model=other", "export.model"),
     ],
 )
-def test_what_is_part_of_the_dag_is_refused_for_a_single_run_before_airflow_starts(
+def test_what_is_the_same_for_all_runs_is_refused_for_a_single_run_before_airflow_starts(
     command, tmp_path, monkeypatch, config_file, override, key
 ):
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "home"))
-    message = f"--set {key}: cannot be set for a single run: Airflow reads it when it makes the DAG"
+    reason = "pages, the orphan" if key[:7] in ("storage", "export.") else "Airflow reads it when"
+    message = f"--set {key}: cannot be set for a single run: {reason}"
     assert message in command("run", config_file, "--set", override, status=ExitCode.CONFIG)
     assert not (tmp_path / "home").exists()

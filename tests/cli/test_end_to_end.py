@@ -19,7 +19,7 @@ import yaml
 from airflow_ui import needs_chromium, open_browser
 from cli.journey import approve, assert_refused, fill_in, follow_progress, read_report, roll_back
 from cli.trainyard_command import Trainyard, cached_tasks, find_job_processes, parse_summary
-from config_files import set_words
+from config_files import set_words, write_config
 from listeners import ListenerMonitor, filter_non_loopback
 from PIL import Image
 from processes import Stopwatch, is_running, wait_until
@@ -55,8 +55,11 @@ def first_run(trainyard, whole_module_survivors) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def ui(trainyard, first_run):
-    """A running `trainyard ui`: its address, user and password."""
-    with trainyard.ui() as login:
+    """A running `trainyard ui` with two pipelines: its address, user and password."""
+    changes = {"pipeline": "warm", "export.model": "warm", "train.seed": 5}
+    changes["train.warm_start"] = "champion"
+    trainyard.warm = write_config(trainyard.folder, changes, trainyard.config, "warm.yaml")
+    with trainyard.ui(trainyard.warm) as login:
         yield login
 
 
@@ -133,12 +136,11 @@ def test_another_learning_rate_trains_but_does_not_preprocess(ui, trainyard):
 
 @pytest.mark.airflow
 def test_with_a_warm_start_the_second_training_begins_with_the_first_ones_weights(ui, trainyard):
-    """The model and the seed are new, so that there is no champion at first.
-
-    The third run repeats the second one.
-    """
-    words = set_words("train.warm_start=champion", "export.model=warm", "train.seed=5")
-    runs = (trainyard.run(*words, *set_words(f"train.epochs={count}")) for count in (3, 4, 4))
+    """The model is new, so there is no champion at first. The third run repeats the second one."""
+    runs = (
+        trainyard.run(*set_words(f"train.epochs={count}"), config=trainyard.warm)
+        for count in (3, 4, 4)
+    )
     first, second, third = runs
     assert "there is no champion yet. Starts from random weights." in first.stderr
     assert parse_summary(first)["training"]["warm_start"] is None

@@ -15,7 +15,7 @@ from pipeline_ops.registry.registry import Registry
 def test_a_schedule_starts_a_run_that_publishes_a_model(tmp_path, survivors):
     small = {"train__strategy": "one_device", "train__workers": 1, "train__epochs": 2}
     trainyard = Trainyard(tmp_path, schedule="* * * * *", train__global_batch_size=32, **small)
-    with trainyard.ui(survivors.environment) as login, AirflowApi(*login) as airflow:
+    with trainyard.ui(environment=survivors.environment) as login, AirflowApi(*login) as airflow:
         airflow.log_in()
 
         def first_run() -> dict | None:

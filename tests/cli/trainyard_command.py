@@ -70,20 +70,24 @@ class Trainyard:
             find_descendants(self.process.pid) if self.process else ()
         )
 
-    def run(self, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
-        return self.call("run", "--json", *more, environment=environment)
+    def run(
+        self, *more: str, environment=os.environ, config: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        return self.call("run", "--json", *more, environment=environment, config=config)
 
-    def call(self, command: str, *more: str, environment=os.environ) -> subprocess.CompletedProcess:
-        """Runs a command on the config to its end."""
-        words, pipe = (command, str(self.config), *more), subprocess.PIPE
+    def call(
+        self, command: str, *more: str, environment=os.environ, config: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        """Runs a command on a config, the first one unless another is given, to its end."""
+        words, pipe = (command, str(config or self.config), *more), subprocess.PIPE
         process = self.start(*words, environment=environment, stdout=pipe, stderr=pipe)
         output, errors = process.communicate(timeout=400)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     @contextlib.contextmanager
-    def ui(self, environment=os.environ) -> Iterator[Login]:
-        """Keeps `trainyard ui CONFIG` running, and ends it with Ctrl-C."""
-        words = ["ui", str(self.config)]
+    def ui(self, *more: Path, environment=os.environ) -> Iterator[Login]:
+        """Keeps `trainyard ui` running with the config and more, and ends it with Ctrl-C."""
+        words = ["ui", str(self.config), *map(str, more)]
         process = self.start(*words, environment=environment, stdout=subprocess.PIPE)
         try:
             found = next(filter(None, map(_LOGIN.match, process.stdout)), None)

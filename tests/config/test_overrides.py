@@ -226,13 +226,13 @@ def test_all_that_is_wrong_is_told_at_once():
     assert refusal({"train.epoch": 3, "pipeline": "other", "train.epochs": 5}).count("\n") == 1
 
 
-def test_a_refused_conf_leaves_the_pages_with_the_authors_config():
-    """F6: a run cannot lead the pages to the files of another team."""
+def test_a_refused_conf_leaves_notifications_with_the_authors_config():
+    """F6: a run cannot lead them to the files of another team."""
     config = load_run_config_or_author(DIGITS, {"storage.root": "/srv/other", "pipeline": "other"})
     assert (config.root, config.pipeline) == (load_config(DIGITS).root, "digits")
 
 
-def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
+def test_in_the_embedded_airflow_a_conf_may_set_any_key_but_the_locations(tmp_path, monkeypatch):
     """`trainyard run --set` gives a run its values in this way."""
     file = write_config(tmp_path, {})
     conf = {
@@ -249,6 +249,9 @@ def test_in_the_embedded_airflow_a_conf_may_set_any_key(tmp_path, monkeypatch):
     assert config.evaluate.gate[0].at_least == 0.5
     in_a_default = apply_conf(load_config(file), {"train.optimizer.schedule.warmup_steps": 9})
     assert in_a_default.train.optimizer.schedule.warmup_steps == 9
+    for same in ({"storage": {"root": "/a"}}, {"storage.root": "/a"}, {"export.model": "other"}):
+        with pytest.raises(ConfigError, match="conf: the names and locations of a pipeline"):
+            apply_conf(load_config(file), same)
     with pytest.raises(ConfigError, match="override train.workers: train.workers: "):
         apply_conf(load_config(file), {"train.workers": 0})
 

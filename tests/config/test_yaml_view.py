@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.config.reading import YamlCopy, find_yaml, format_yaml, hide_secrets
+from pipeline_ops.config.reading import hide_secrets
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 BLOCK = """\
@@ -79,36 +78,3 @@ def test_everything_else_stays_as_it_is():
 def test_a_config_without_secrets_is_shown_as_it_is():
     text = "pipeline: digits  # a comment\n\ntrain: {epochs: 3}\n"
     assert hide_secrets(text) == text
-
-
-HIDDEN = """
-notify: [{notifier: a.Mail, events: [failed], arguments: {password: hunter2}}]
-"""
-
-
-def test_what_is_shown_is_a_config_on_a_host_without_the_file(tmp_path):
-    """The API server reads it from the documentation of the DAG."""
-    text = DIGITS.read_text().replace(
-        "preprocess:\n",
-        "preprocess:\n  runner: {name: spark, endpoint: 'a:1', shared_disk: true, options: "
-        "{token: hunter2}}\n",
-    )
-    documentation = f"# digits\n\n{format_yaml(hide_secrets(text + HIDDEN))}"
-    elsewhere = tmp_path / "elsewhere" / "digits.yaml"
-    copy = YamlCopy(elsewhere, find_yaml(documentation))
-    config = load_config(copy)
-    assert "hunter2" not in copy.text and config.file == elsewhere
-    file = tmp_path / "digits.yaml"
-    file.write_text(text + HIDDEN)
-    assert config.train == load_config(file).train
-    assert config.notify == [] and config.preprocess.runner.options == {}
-    assert load_config(copy, {"train.epochs": 7}).train.epochs == 7
-
-
-def test_the_copy_of_a_config_needs_no_hosts_file(tmp_path):
-    text = DIGITS.read_text().replace("train:\n", "train:\n  hosts: lab\n")
-    assert load_config(YamlCopy(tmp_path / "digits.yaml", text)).train.hosts == "lab"
-
-
-def test_a_documentation_without_a_config_has_none():
-    assert find_yaml("# digits is broken\n") == ""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from answering_server import answering_server
-from config_files import set_words
+from config_files import set_words, write_config
 from digits_builder import NUM_TRAIN, pack_digits
 from job_chain import run_jobs
 
@@ -32,12 +32,12 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 def test_a_run_downloads_the_digits_trains_by_replica_and_publishes_at_98_percent(
     tmp_path, monkeypatch
 ):
+    config = write_config(tmp_path, {"storage.root": "root"}, MNIST)
     words = set_words(
-        f"storage.root={tmp_path}/root",
         f"preprocess.source.path={tmp_path}/datasets",
         "preprocess.source.builder=digits_builder.Digits",
     )
-    command = [sys.executable, "-m", "pipeline_ops.cli.main", "run", "--json", str(MNIST), *words]
+    command = [sys.executable, "-m", "pipeline_ops.cli.main", "run", "--json", str(config), *words]
     with answering_server(lambda *_: (200, pack_digits())) as address:
         monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
         monkeypatch.setenv("DIGITS_URL", f"http://{address}/digits.npz")

@@ -134,7 +134,7 @@ def test_a_run_keeps_the_yaml_of_its_bundle_version(airflow, repository):
 @pytest.mark.parametrize("release", ["3.3"], indirect=True, scope="module")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a folder from one process")
 def test_the_api_server_needs_no_file_of_the_bundle(airflow, repository):
-    """It finds the YAML of a run in Airflow's database."""
+    """It finds the locations of a run in Airflow's database."""
     wait_for_version(airflow, repository.push(export__model="three", train__epochs=5000))
     airflow.kill("api-server")
     hidden = [str(airflow.folder / "bundles")]

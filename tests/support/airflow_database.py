@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -52,9 +53,18 @@ def airflow_folder(tmp_path_factory) -> Path:
     return folder
 
 
+def sync_dags(session: Any) -> None:
+    """Reads the DAG files, as Airflow's DAG processor does."""
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+    bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="trainyard")
+    assert not bag.import_errors, bag.import_errors
+    sync_bag_to_db(bag, "trainyard", None, session=session)
+    session.commit()
+
+
 def _fill_database(folder: Path) -> None:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.serialized_dag import SerializedDagModel
     from airflow.utils import db
     from airflow.utils.session import create_session
@@ -66,10 +76,7 @@ def _fill_database(folder: Path) -> None:
         patch.setenv("TRAINYARD_CONFIGS", str(folder / "digits.yaml"))
         DagBundlesManager().sync_bundles_to_db(session=session)
         session.commit()
-        bag = DagBag(ROOT / "dags", bundle_path=ROOT / "dags", bundle_name="trainyard")
-        assert not bag.import_errors, bag.import_errors
-        sync_bag_to_db(bag, "trainyard", None, session=session)
-        session.commit()
+        sync_dags(session)
         SerializedDagModel.get(DAG, session=session).dag.create_dagrun(
             run_id=RUN,
             run_after=dt.datetime.now(dt.UTC),

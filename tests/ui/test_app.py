@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from airflow_database import DAG, RUN
+from airflow_database import DAG, RUN, sync_dags
 from pages import Page
+
+from pipeline_ops.airflow_internals import DagModel, create_session
 
 FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
@@ -217,6 +219,32 @@ def test_a_registry_that_cant_be_read_does_not_hide_the_page(client, whole_run):
     assert client("viewer").get("/models").status_code == 200
 
 
+PAGES = ("progress", "report", "report/content", "models")
+
+
+def test_pages_work_while_the_yaml_is_broken(client, whole_run, airflow_folder, monkeypatch):
+    file = airflow_folder / "digits.yaml"
+    text = file.read_text()
+    monkeypatch.setenv("TRAINYARD_CONFIGS", str(file))
+    expected = [client("viewer").get(whole_run.address(page)).text for page in PAGES]
+    for broken in (text.replace("epochs:", "epoch:"), "train: {"):
+        file.write_text(broken)
+        try:
+            with create_session() as session:
+                sync_dags(session)
+                tags = {tag.name for tag in DagModel.get_dagmodel(DAG, session=session).tags}
+            answers = [client("viewer").get(whole_run.address(page)) for page in PAGES]
+            listed = client("viewer").get("/models").text
+        finally:
+            file.write_text(text)
+            with create_session() as session:
+                sync_dags(session)
+        assert tags == {"trainyard", "broken"}
+        assert [answer.status_code for answer in answers] == [200] * len(PAGES)
+        assert [answer.text for answer in answers[1:]] == expected[1:]  # the first has clocks
+        assert "0.9500" in listed
+
+
 BAD_FILES = [b"", b"{", b"null", b"[]", b'{"state": 1}', b"\xff\xfe", b"[" * 100_000]
 
 
@@ -272,7 +300,7 @@ def test_a_record_leads_no_page_outside_of_the_pipelines_artifacts(client, whole
 
 
 def test_the_pages_need_no_file_of_the_author(client, whole_run, airflow_folder):
-    """On a host without the DAG folder, the documentation of the DAG has the YAML."""
+    """As on a host without the DAG folder."""
     file = airflow_folder / "digits.yaml"
     of_run = [whole_run.address(page) for page in ("progress", "report", "report/content")]
     pages = [*of_run, f"/pipelines/{DAG}/models"]

@@ -38,7 +38,12 @@ from pipeline_ops.cli.run_view import (
     terminal_view,
 )
 from pipeline_ops.cli.summary import summarize_run
-from pipeline_ops.config.fields import READ_WITH_THE_DAG, collect_fields, get_value
+from pipeline_ops.config.fields import (
+    READ_WITH_THE_DAG,
+    SAME_FOR_ALL_RUNS,
+    collect_fields,
+    get_value,
+)
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
@@ -310,24 +315,25 @@ def compute_exit_status(status: RunStatus) -> int:
 
 
 def _validate_dag_unchanged(file_config: PipelineConfig, config: PipelineConfig) -> None:
-    """Raises ConfigError for overrides that change the DAG itself."""
-    changed = [
-        scalar_key
+    """Raises ConfigError for overrides of what Airflow or other runs know from the file."""
+    changed = {
+        scalar_key: field.fixed
         for key, field in collect_fields(PipelineConfig).items()
         if not key.startswith(_PER_RUN_SECTIONS)
-        and (field.fixed == READ_WITH_THE_DAG or key == "pipeline")
+        and field.fixed in (READ_WITH_THE_DAG, SAME_FOR_ALL_RUNS)
         and (scalar_key := key.partition("[]")[0])
         and get_value(file_config, scalar_key) != get_value(config, scalar_key)
-    ]
+    }
     before, after = file_config.search, config.search
     if before is None or after is None:
-        changed += ["search"] if before is not after else []
+        changed |= {"search": READ_WITH_THE_DAG} if before is not after else {}
     elif before.max_parallel != after.max_parallel:
-        changed.append("search.max_parallel")
+        changed["search.max_parallel"] = READ_WITH_THE_DAG
     if file_config.evaluate.approval is None and config.evaluate.approval is not None:
-        changed.append("evaluate.approval")
+        changed["evaluate.approval"] = READ_WITH_THE_DAG
     if changed:
+        key, reason = next(iter(changed.items()))
         raise ConfigError(
-            f"--set {changed[0]}: cannot be set for a single run: {READ_WITH_THE_DAG}. "
+            f"--set {key}: cannot be set for a single run: {reason}. "
             f"Change it in {file_config.file}."
         )

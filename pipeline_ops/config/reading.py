@@ -194,7 +194,7 @@ def find_yaml(documentation: str) -> str:
 
 
 def drop_hidden(values: dict[str, Any]) -> None:
-    """Removes from the values of such a text what is not valid without its hidden parts.
+    """Removes the sections that are invalid once their secrets are hidden.
 
     Pages and the orphan reaper need none of it.
     """

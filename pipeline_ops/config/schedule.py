@@ -78,7 +78,8 @@ class Schedule(Section):
     assets: list[AssetName] = advanced_field([])
     watch_seconds: int | None = advanced_field(None, ge=1, le=86_400)
     """The interval at which Airflow's triggerer looks at the names, sizes and times of the raw
-    files. Starts one run per change, once two successive checks agree. Uses no worker slot."""
+    files. It starts one run per change, once two successive checks agree, and uses no worker
+    slot."""
 
     @model_validator(mode="before")
     @classmethod

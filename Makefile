@@ -78,7 +78,7 @@ down: ## remove the cluster with its volumes
 test-unit: install-dev ## the quick tests, under a minute
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS) $(UNIT)
 
-test: install-dev ## everything essential, with real parts, in nine minutes
+test: install-dev ## everything essential, with real parts
 	@$(PYTHON) -m pytest -m "not ($(ANY))" $(FEW) $(ARGS)
 
 test-systems: install-dev ## heavy tests: GROUP=airflow, hosts, containers, kubernetes, engines, stores, faults, training, models, tutorials or scale; all without GROUP

@@ -1,7 +1,8 @@
 """The `trainyard` command, and the embedded Airflow that it starts.
 
-Each command (`run`, `ui`, `validate`, `explain`, `models`) has a module in `commands/`, with
-`add_parser` and a function that takes the parsed arguments and returns the exit status. Modules
-outside the standard library and the layers below are imported inside functions, so that `trainyard
---help` is fast. The commands call Airflow over HTTP and never import it.
+Each module in `commands/` has `add_parser` and, for each of its commands, a function that takes the
+parsed arguments and returns the exit status. Modules outside the standard library and the layers
+below are imported inside functions, so that `trainyard --help` is fast. The commands call Airflow
+over HTTP. They import it only to check the notifiers of a pipeline (`notify`) and to read the
+connection with the credentials of a store (`storage.connection`).
 """

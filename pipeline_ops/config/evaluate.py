@@ -302,7 +302,7 @@ class Rule(Section):
 
     @property
     def name(self) -> str:
-        """The name of the metric in figures, for an own one that of its function."""
+        """The metric's name in reports. For a user metric, the name of its function."""
         return self.metric.rpartition(":")[2]
 
     @property

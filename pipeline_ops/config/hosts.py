@@ -25,7 +25,7 @@ from pipeline_ops.storage.checksums import compute_digest
 
 
 def _match_pattern(pattern: str, rule: str) -> AfterValidator:
-    """A check of a whole text, whose message has a rule in words in the place of the pattern."""
+    """Checks a string against a pattern. The error message states the rule in words."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):

@@ -78,8 +78,8 @@ class Schedule(Section):
     assets: list[AssetName] = advanced_field([])
     watch_seconds: int | None = advanced_field(None, ge=1, le=86_400)
     """The interval at which Airflow's triggerer looks at the names, sizes and times of the raw
-    files. A run starts once for each change, after a look that finds no further change. It holds no
-    worker."""
+    files. It starts one run per change, once two successive checks agree, and uses no worker
+    slot."""
 
     @model_validator(mode="before")
     @classmethod

@@ -173,8 +173,8 @@ class AugmentOptions(Section):
     0..255, and a seed, int32 [2], that returns an image of the same shape. It comes after the other
     changes of an image. Boxes stay where they are (docs/training-options.md)."""
     min_visible: float = per_run_field(0.3, gt=0, le=1, is_advanced=True)
-    """The smallest visible part of a box. An object with less in sight is not learned. Only for
-    detectors, and not for crops."""
+    """The smallest visible part of a box. Boxes with a smaller visible part are ignored. Only
+    for detectors, and not for crops."""
 
     @model_validator(mode="after")
     def _validate_crops(self) -> AugmentOptions:

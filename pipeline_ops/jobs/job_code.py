@@ -59,7 +59,7 @@ def use_user_code(
 
 
 IMAGE = "image"
-"""The version of an image, which stands for those of all packages in it."""
+"""The fingerprint key of an image id. It replaces the versions of all packages in the image."""
 
 
 def digest_code() -> str:

@@ -162,7 +162,7 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
             exit_code=to_exit_code(error),
             message=f"{_explain(error, folders)}. The log is {attempt.log}.",
         )
-        _log.exception("the job has failed")  # a full disk that refuses the log is no error of it
+        _log.exception("the job has failed")  # logging does not raise, even on a full disk
     if status.message:
         _log.info("%s: %s", status.exit_code.name, status.message)
     # Files of this host are known elsewhere by their places in the store.

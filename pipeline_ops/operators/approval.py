@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 class ApproveOperator(ApprovalOperator):
-    """Asks whether the challenger may be published.
-
-    The section `approval` of the YAML can be changed for a single run.
-    """
+    """Asks whether the challenger may be published."""
 
     ui_color = "#b8862f"
     ui_fgcolor = "#ffffff"

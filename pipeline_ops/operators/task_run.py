@@ -139,8 +139,8 @@ def claim_job(run: TaskRun, handle: JobHandle) -> None:
 def find_running_job(run: TaskRun, task: str, place: Place) -> JobHandle | None:
     """Claims and returns the job that an earlier try of this task has started, if it still runs.
 
-    A job that is dead, was cleared, or was asked to end, is ended. Airflow may kill a living task
-    that it takes for dead. The next try then starts before the job has ended.
+    Ends the job if it died, was cleared or was cancelled. Airflow may kill a task that is still
+    running. The next try then starts before the job has ended.
     """
     handle, owner = find_claimed_job(run, task, place)
     if handle is None:

@@ -39,7 +39,7 @@ class JobTrigger(BaseTrigger):
       record: the name of the record and of the folder of the task's attempts.
       attempt: the name of the attempt.
       runs_on: the hosts file of the job's place. None is this host.
-      offset: as `log_offset`, see ProgressLog.
+      offset, log_offset: positions in the progress and log files (`ProgressLog`).
     """
 
     def __init__(

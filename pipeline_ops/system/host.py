@@ -321,8 +321,8 @@ def _check_folder(name: str, folder: Path) -> Finding:
     return _to_finding(
         check,
         num_free >= _MIN_FREE_BYTES,
-        f"{folder} has {num_free >> 20} MiB free, and {_MIN_FREE_BYTES >> 20} are the least for a "
-        "training",
+        f"{folder} has {num_free >> 20} MiB free; a training needs at least "
+        f"{_MIN_FREE_BYTES >> 20} MiB",
         "Free space there (`trainyard gc` removes what no run needs), or use another disk.",
     )
 

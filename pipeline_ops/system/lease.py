@@ -295,7 +295,7 @@ class _HolderWatch:
         self._looked = time.monotonic()
 
     def find_living(self, token: int) -> LeaseRecord | None:
-        """The record of a number, if its holder may be alive. None if the lease can be had."""
+        """Returns the record if its holder may be alive, or None if the lease is free."""
         record = read_record(self._path, token) if token else None
         if record is None or record.state == "released":
             return None

@@ -317,7 +317,7 @@ def _map_packages(_stamps: tuple[tuple[str, int], ...]) -> Mapping[str, list[str
 
 
 def _stamp(folder: str) -> tuple[str, int]:
-    """Returns what changes when a distribution is installed there, or removed."""
+    """Returns a value that changes when a package is installed or removed in the folder."""
     try:
         return folder, os.stat(folder or ".").st_mtime_ns
     except OSError:

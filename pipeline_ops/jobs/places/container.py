@@ -64,7 +64,7 @@ _TLS_CURE = (
 
 
 class Daemon:
-    """A Docker daemon: that of an address, of DOCKER_HOST, or the local one."""
+    """A Docker daemon, given by an address, by DOCKER_HOST, or the local one."""
 
     def __init__(self, address: str | None = None):
         self.address = address or os.environ.get("DOCKER_HOST") or _DEFAULT_ADDRESS
@@ -312,14 +312,15 @@ class ContainerPlace(Place):
     def start(self, launch: JobLaunch) -> None:
         """Creates and starts the container.
 
-        The start of a created container is repeated: its starter was killed, or works at the same
-        time. That has no effect on a running one. A second life ends by the traces of the first.
+        Starts a container that was created but not started, because its creator may have been
+        killed. Starting a running container has no effect. Of two init processes of one attempt,
+        only the first starts the job.
         """
         name = name_job(launch.attempt)
         deadline, image = time.monotonic() + _CREATE_SECONDS, ""
         while (found := self._daemon.inspect(name)) is None:
             image = image or self._find_planned_image(launch.attempt)
-            # A name is taken a moment before the container of that name can be seen.
+            # Docker reserves the name before `inspect` can see the container.
             body = build_body(self._hosts, image, launch)
             if self._daemon.call(
                 "create_container_from_config", body, name=name, ignored=_IN_CONFLICT

@@ -28,7 +28,7 @@ RESUMED: Mapping[str, Any] = {
     "metadata": {"annotations": {STARTED: "true"}},
     "spec": {"suspend": False},
 }
-"""What is changed in the Job of `build_job` once its Secret is there."""
+"""The patch that resumes a Job after its Secret exists."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """The label by which the pods of a job or a gang are found."""
 

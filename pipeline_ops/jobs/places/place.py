@@ -45,14 +45,14 @@ class JobLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """The knowledge of a place about a job."""
+    """The state of a job, as its place sees it."""
 
     phase: Literal["absent", "waiting", "running", "ended"]
     """`absent`: it was not started, or is long gone. `waiting`: in a queue, or for its image."""
     message: str = ""
     """For people: what it waits for, or why it has ended."""
     exit_code: ExitCode = ExitCode.RETRY
-    """The outcome of a job that has ended without one in the store."""
+    """How the task treats a job that ended without writing a status."""
 
     @property
     def may_run(self) -> bool:

@@ -118,7 +118,10 @@ class SshPlace(Place):
         return self._names[first:] + self._names[:first]
 
     def _locate(self, attempt: Attempt[StorePath]) -> str | None:
-        """The host that knows a job. Raises MachineError if it may be one that does not answer."""
+        """Returns the host that runs the job, or None.
+
+        Raises MachineError if an unreachable host might be the one.
+        """
         if attempt.folder not in self._found:
             found = self._ask_each(
                 self._order(attempt),

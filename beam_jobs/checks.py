@@ -2,7 +2,7 @@
 
 They look at the planned splits, run some images through the stages, and build the model for the
 result (`pipeline_ops/jobs/model_check.py`). The preprocess job and `trainyard validate --deep` call
-them. They write only the verdict about the model.
+them. They write nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.remarks import describe_unlearned
 from pipeline_ops.config.model_data_rules import check_shards, check_train_split, find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
@@ -178,9 +177,7 @@ class _TriedStage(BoundStage):
         return results
 
 
-def check_model(
-    training: PlannedTraining, config: Preprocess, source: SourceData, layout: Layout
-) -> None:
+def check_model(training: PlannedTraining, config: Preprocess, source: SourceData) -> None:
     """Checks that a training can run on the data. No image is read if the config gives the size."""
     if all(stage.name in _KEEP_BOXES for stage in config.stages):
         fullest = max(source.found.records, key=lambda each: len(each.boxes or ()))
@@ -191,8 +188,7 @@ def check_model(
     else:
         shape = sample_image_shape(source.found.records, source.stages, source.folder)
     if shape:
-        sizes = shape, len(source.class_names)
-        model_check.check_training(training, source.task, *sizes, layout.checked_models)
+        model_check.check_training(training, source.task, shape, len(source.class_names))
 
 
 def sample_image_shape(

@@ -151,7 +151,7 @@ def _check_before_work(
     if training := job.request.training:
         model = f"train.model {training.train['model']}"
         job.progress.report("check", message=f"whether {model} can be trained on these data")
-        check_model(training, config, source, _find_layout(job))
+        check_model(training, config, source)
 
 
 def _build_shards(
@@ -181,7 +181,8 @@ def _build_shards(
 def _list_raw_files(job: Job, config: Preprocess) -> Listing:
     job.progress.report("list")
     folder = resolve_raw_folder(config.source.folder, Path(job.request.config_file).parent)
-    listing = list_folder(folder, _find_layout(job).listings, config.source.file_patterns)
+    listings = Layout(open_root(job.request.root), job.request.pipeline).listings
+    listing = list_folder(folder, listings, config.source.file_patterns)
     job.progress.report("list", len(listing.files), len(listing.files), "files")
     if listing.digest != job.request.fingerprint.inputs["raw files"]:
         raise MachineError(f"{folder}: raw files changed while the run was starting. Retry.")
@@ -205,10 +206,6 @@ def _read_transformed(
 
     on_engine = make_run_on_engine(job, config.runner, exchange, report)
     return transform.read_transformed(source, listing, config_file, exchange, *on_engine)
-
-
-def _find_layout(job: Job) -> Layout:
-    return Layout(open_root(job.request.root), job.request.pipeline)
 
 
 def _hash_images(

@@ -16,8 +16,6 @@
 <root>/models/<model>/<version>/    published models (`registry/registry.py`), unless
                                     export.registry is elsewhere
 <root>/watched/<pipeline>.json      the state of the raw files at a watcher's last report
-<root>/checked/                     models that were built on one batch and can be trained
-                                    (`jobs/model_check.py`)
 <root>/listings/                    digests of raw files, so that only changed ones are read
 <root>/gc/                          the lock of `trainyard gc`, and the time of the store
 """
@@ -113,10 +111,6 @@ class Layout:
     @property
     def watched(self) -> StorePath:
         return self.root / "watched" / f"{self.pipeline}.json"
-
-    @property
-    def checked_models(self) -> StorePath:
-        return self.root / "checked"
 
     @property
     def listings(self) -> StorePath:

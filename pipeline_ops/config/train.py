@@ -37,6 +37,7 @@ from pipeline_ops.config.model_catalogue import (
     find_model,
     is_user_function,
 )
+from pipeline_ops.config.train_rules import UNDIVIDED, Strategy, refuse_values
 from pipeline_ops.storage.open_store import check_no_credentials
 
 DebugSwitch = Literal["numerics", "determinism", "eager"]
@@ -487,16 +488,6 @@ _GATE_METRICS: dict[Task, tuple[str, ...]] = {
 _TOP_K = re.compile(r"top_[1-9][0-9]{0,4}_accuracy")
 
 
-Strategy = Literal[
-    "auto",
-    "one_device",
-    "mirrored",
-    "multi_worker_mirrored",
-    "parameter_server",
-    "tpu",
-    "device_placement",
-    "dtensor",
-]
 MAX_EPOCHS = 100_000
 MAX_STEPS = 999_999_999
 _DEFAULT_EPOCHS = 10
@@ -550,22 +541,7 @@ class BestCheckpoint(Section):
     metric of the gate (docs/training-options.md)."""
 
 
-_SEVERAL_WORKERS = ("auto", "multi_worker_mirrored", "parameter_server")
-_LAYERS = ("device_placement", "dtensor")
-_UNDIVIDED = ("parameter_server", *_LAYERS)
-"""Strategies whose steps compute a batch as a whole, not in parts by replica."""
 _BATCH_SIZE = 64
-_REQUIRED_KEYS = {
-    "placement": "device_placement",
-    "sharding": "dtensor",
-    "parameter_servers": "parameter_server",
-}
-"""Keys that one strategy needs, and that no other one has."""
-_NOT_FOR_DETECTORS = {
-    "parameter_server": "whose loop does not divide the loss by the number of boxes",
-    "dtensor": "whose loop does not divide the loss by the number of boxes",
-    "tpu": "whose shapes are fixed, and images have different numbers of boxes",
-}
 
 
 def _to_callback(value: Any) -> Any:
@@ -901,7 +877,7 @@ class Train(TaskSection):
     @property
     def replicas(self) -> int:
         """The parts of a batch, in a gang of the size that `workers` asks for."""
-        is_divided = self.strategy not in _UNDIVIDED
+        is_divided = self.strategy not in UNDIVIDED
         return self.workers * self.devices_per_worker if is_divided else 1
 
     @property
@@ -959,7 +935,10 @@ class Train(TaskSection):
     @model_validator(mode="after")
     def _validate_combination(self) -> Train:
         """Raises ValueError if one option makes another impossible or void."""
-        self._validate_devices()
+        model = "detector" if self.task == "detection" else "classifier"
+        strategy, task = f"strategy {self.strategy}", f"{model} {self.model}"
+        refuse_values(self, {self.strategy: strategy, self.task: task})
+        self._validate_workers()
         self._validate_batch()
         self._validate_model()
         self._validate_xla()
@@ -990,49 +969,16 @@ class Train(TaskSection):
             if self.find_mode(monitor) is None:
                 raise FieldError(key, f"is {monitor}. {self.explain_mode(monitor)}.")
 
-    def _validate_devices(self) -> None:
-        """Checks the numbers of a strategy, and the keys that are only for one of them."""
+    def _validate_workers(self) -> None:
         if not self.effective_min_workers <= self.workers <= self.effective_max_workers:
             raise ValueError(
                 "need min_workers <= workers <= max_workers, got "
                 f"{self.effective_min_workers}, {self.workers}, {self.effective_max_workers}"
             )
-        if self.strategy not in _SEVERAL_WORKERS and self.effective_max_workers != 1:
-            raise ValueError(
-                f"strategy {self.strategy} has exactly 1 worker, "
-                f"got workers: {self.effective_max_workers}. Use multi_worker_mirrored."
-            )
-        if self.strategy in ("one_device", "parameter_server") and self.devices_per_worker != 1:
-            raise ValueError(
-                f"strategy {self.strategy} uses 1 device of each worker, "
-                f"got devices_per_worker: {self.devices_per_worker}. "
-                "Use mirrored or multi_worker_mirrored."
-            )
-        if self.strategy in ("mirrored", *_LAYERS) and self.devices_per_worker == 1:
-            raise ValueError(
-                f"strategy {self.strategy} is for several devices, "
-                "got devices_per_worker: 1. Use one_device."
-            )
-        if self.communication != "auto" and self.strategy not in ("auto", "multi_worker_mirrored"):
-            raise ValueError(
-                f"communication: {self.communication} is for multi_worker_mirrored, and strategy "
-                f"{self.strategy} has another exchange. Leave communication out."
-            )
-        for name, strategy in _REQUIRED_KEYS.items():
-            value, is_for_it = getattr(self, name), self.strategy == strategy
-            if is_for_it and not value:
-                raise ValueError(f"strategy {strategy} needs {name}")
-            if value and not is_for_it:
-                raise ValueError(
-                    f"strategy {self.strategy} has no use for {name} ({value}), "
-                    f"which is for {strategy}"
-                )
-        if self.tpu and self.strategy != "tpu":
-            raise ValueError(f"strategy {self.strategy} has no use for tpu ({self.tpu})")
 
     def _validate_batch(self) -> None:
         self._validate_replica_batch()
-        is_divided = self.strategy not in _UNDIVIDED
+        is_divided = self.strategy not in UNDIVIDED
         replicas = self.effective_max_workers * self.devices_per_worker if is_divided else 1
         parts = replicas * self.micro_batches
         if self.batch_size < parts:
@@ -1048,11 +994,6 @@ class Train(TaskSection):
                 f"global_batch_size must be a multiple of devices_per_worker x micro_batches "
                 f"({parts}) for tpu, whose shapes are fixed when a step is compiled, "
                 f"got {self.batch_size}"
-            )
-        if self.strategy == "dtensor" and self.micro_batches > 1:
-            raise ValueError(
-                "micro_batches is not for dtensor. DTensor needs all shapes when a step is "
-                "compiled, and micro-batches are cut while it runs."
             )
         if self.xla == "none" or self.micro_batches == 1:
             return
@@ -1078,11 +1019,6 @@ class Train(TaskSection):
             raise ValueError(
                 "exactly one of global_batch_size and batch_size_per_replica may be given, "
                 f"got {self.global_batch_size} and {self.batch_size_per_replica}"
-            )
-        if self.strategy in _UNDIVIDED:
-            raise ValueError(
-                f"strategy {self.strategy} does not divide a batch between replicas, so it has no "
-                "batch_size_per_replica. Use global_batch_size."
             )
         if self.strategy == "auto" and self.workers == 1:
             raise ValueError(
@@ -1111,12 +1047,6 @@ class Train(TaskSection):
                 "model_parameters.frozen_batch_normalization there are no statistics to "
                 "synchronise. Use one of the two."
             )
-        if self.strategy == "parameter_server":
-            raise ValueError(
-                "synchronized_batch_normalization: the workers of parameter_server do not wait "
-                "for one another, so there is nothing to synchronise. Each step normalises over "
-                "its batch."
-            )
 
     def _validate_xla(self) -> None:
         if self.xla == "none":
@@ -1127,51 +1057,14 @@ class Train(TaskSection):
                     f"debug: {switch} looks at single operations, and xla: {self.xla} compiles "
                     "them into one. Use one of the two."
                 )
-        if self.strategy in ("parameter_server", *_LAYERS):
-            raise ValueError(
-                f"xla: {self.xla} compiles for one device, and under {self.strategy} a step's "
-                "variables are on several. Use xla: none."
-            )
         is_alone = self.strategy in ("one_device", "tpu")
         if self.synchronized_batch_normalization and not is_alone:
             raise ValueError(
                 f"xla: {self.xla} cannot compile the exchange between replicas that "
                 "synchronized_batch_normalization makes in the forward pass. Use one of the two."
             )
-        if self.xla == "step" and not is_alone:
-            raise ValueError(
-                f"xla: step is for one_device and tpu: under {self.strategy} a step exchanges "
-                "gradients between replicas, which XLA cannot compile here. Use xla: gradients."
-            )
-        if self.xla == "gradients" and self.strategy == "tpu":
-            raise ValueError(
-                "xla: gradients has no meaning for tpu, where the whole step is always compiled. "
-                "Leave xla out."
-            )
 
     def _validate_weights(self) -> None:
-        if self.precision == "float16" and self.strategy == "parameter_server":
-            raise ValueError(
-                "precision: float16 is not for parameter_server: its loss scale would be changed "
-                "by all workers at once. Use bfloat16."
-            )
-        if self.precision == "float16" and self.strategy == "dtensor":
-            raise ValueError(
-                "precision: float16 is not for dtensor, whose optimizer has no loss scale. "
-                "Use bfloat16."
-            )
-        if self.optimizer.is_own and self.strategy in ("parameter_server", "dtensor"):
-            raise FieldError(
-                "optimizer.name",
-                f"{self.strategy} divides weights, and so it has optimizers of its own: "
-                f"{', '.join(OPTIMIZERS)}, got {self.optimizer.name}",
-            )
-        for name in ("freeze_epochs", "freeze"):
-            if getattr(self, name) and self.strategy in ("parameter_server", "dtensor"):
-                raise ValueError(
-                    f"{name} is not for {self.strategy}, whose weights are sharded. "
-                    f"Use multi_worker_mirrored, or leave {name} out."
-                )
         limit = self.max_epochs or MAX_EPOCHS
         if late := [pattern for pattern, end in self.freeze.items() if end and end >= limit]:
             raise ValueError(
@@ -1208,12 +1101,8 @@ class Train(TaskSection):
             )
 
     def _validate_labels(self) -> None:
-        """Rejects options of the other task, or of the cross-entropy beside another loss."""
-        is_detector = self.task == "detection"
+        """Rejects options that contradict the loss, the data set or one another."""
         self._validate_dataset()
-        for name in ("loss", "metrics", "label_smoothing", "dataset"):
-            if is_detector and getattr(self, name):
-                raise ValueError(f"{name} is for classification, and {self.model} is a detector")
         if self.loss and self.label_smoothing:
             raise ValueError(
                 f"label_smoothing belongs to the cross-entropy. Apply it inside {self.loss}, or "
@@ -1225,26 +1114,3 @@ class Train(TaskSection):
             )
         if self.loss_arguments and not self.loss:
             raise ValueError("loss_arguments are for a loss. Name it in loss.")
-        augment = self.input.augment
-        if augment.mosaic and not is_detector:
-            raise ValueError(
-                f"input.augment.mosaic: four images have four labels, and {self.model} gives one. "
-                "Remove it, or use a detector."
-            )
-        for name in ("mixup", "cutmix"):
-            if is_detector and getattr(augment, name):
-                raise ValueError(
-                    f"input.augment.{name}: it mixes the classes of two images, and {self.model} "
-                    "gives boxes. Remove it, or use mosaic."
-                )
-        # The trigger form sends every value, also unchanged ones.
-        if augment.min_visible != AugmentOptions().min_visible and not is_detector:
-            raise ValueError(
-                f"input.augment.min_visible is for boxes, and {self.model} is not a detector"
-            )
-        if is_detector and self.strategy in _NOT_FOR_DETECTORS:
-            raise ValueError(
-                f"the detector {self.model} does not train under {self.strategy}, "
-                f"{_NOT_FOR_DETECTORS[self.strategy]}. "
-                "Use one_device, mirrored or multi_worker_mirrored."
-            )

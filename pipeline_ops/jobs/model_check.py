@@ -2,9 +2,8 @@
 
 `pipeline_ops.training.check` checks model, loss, metrics and callbacks in its own process and in
 the interpreter of the train task, so that the caller needs no TensorFlow. Callers are the
-preprocess job before its work, its task if the data set already exists, and `trainyard validate
---deep`. An unchanged model of the catalogue needs no process, because tests build each of them. A
-passed check is noted below the storage root, so that an unchanged run starts no process.
+preprocess and the train job before their work, `trainyard validate --deep` and `trainyard init`. An
+unchanged model of the catalogue needs no process, because tests build each of them.
 
 `pipeline_ops.training.step_times` measures training steps in the same way, for `trainyard init`.
 """
@@ -16,23 +15,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT, digest_sources
-from pipeline_ops.config.model_catalogue import CATALOGUE, Task, is_user_function
+from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.config.model_catalogue import Task, is_user_function
 from pipeline_ops.config.model_data_rules import check_task, find_size_problem
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.checksums import compute_digest
-from pipeline_ops.storage.local_files import format_json, read_json
+from pipeline_ops.storage.local_files import read_json
 from pipeline_ops.storage.open_store import is_remote
-from pipeline_ops.storage.parsing import JsonModel, parse_json_as
-from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.user_code.interpreter import read_versions
 from pipeline_ops.user_code.models import read_user_code
 from pipeline_ops.user_code.modules import UserCode
@@ -89,27 +85,7 @@ class PlannedTraining(BaseModel):
 _log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 300
 _LOG_TAIL = 2000
-_CHECKED_KEYS = (
-    "model",
-    "model_parameters",
-    "loss",
-    "metrics",
-    "dataset",
-    "callbacks",
-    "label_smoothing",
-    "precision",
-    "strategy",
-    "workers",
-    "devices_per_worker",
-    "synchronized_batch_normalization",
-    "freeze",
-    "step",
-    "micro_batches",
-    "class_weights",
-    "xla",
-)
 _MODULE, _TRIAL_MODULE = "pipeline_ops.training.check", "pipeline_ops.served.trial"
-_VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
 class ModelCheckRequest(BaseModel):
@@ -145,13 +121,6 @@ class StageTrial(BaseModel):
     arrays: str
 
 
-class Verdict(JsonModel):
-    """A passed check, with a remark on the model's step."""
-
-    model: str
-    remark: str = ""
-
-
 class StageTrials(BaseModel):
     """The input of the process that tries `serve` of stages."""
 
@@ -169,17 +138,13 @@ def requires_process(train: Train) -> bool:
 
 
 def check_training(
-    training: PlannedTraining,
-    task: Task,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    verdicts: StorePath,
+    training: PlannedTraining, task: Task, image_shape: tuple[int, int, int], num_classes: int
 ) -> None:
     """Checks that the model can be trained on a data set.
 
-    `image_shape` has height, width and channels of all images. `verdicts` is the folder for passed
-    verdicts. Raises ConfigError, with file, line, key and cure, if the model can't be trained, and
-    MachineError if the process was killed or took too long.
+    `image_shape` has height, width and channels of all images. Raises ConfigError, with file, line,
+    key and cure, if the model can't be trained, and MachineError if the process was killed or took
+    too long.
     """
     own = Train.model_validate(training.train)
     added = [path for path in training.gate_metrics if path not in own.own_metrics]
@@ -204,11 +169,6 @@ def check_training(
         weights=training.weights,
         code=training.code or read_user_code(train, Path(training.config_file).parent),
     )
-    verdict = verdicts / f"{_fingerprint(training, train, request)}.json"
-    if verdict.exists():
-        if remark := parse_json_as(Verdict, verdict.read(), verdict).remark:
-            _log.warning("%s", remark)
-        return
     _log.info("building the model %s on one batch", train.model)
     task_name = f"builds the model {train.model}"
     response = _run_check(_MODULE, request, _get_python(training), task_name)
@@ -223,32 +183,8 @@ def check_training(
                 training, f"train.python: {missing}. Set it to an interpreter that has it."
             )
         _log.warning("the model is checked on the hosts and not here: %s", missing)
-        return
-    passed = Verdict(model=train.model, remark=response.get("remark", ""))
-    if passed.remark:
-        _log.warning("%s", passed.remark)
-    verdict.write(format_json(passed.model_dump()))
-
-
-def _fingerprint(training: PlannedTraining, train: Train, request: ModelCheckRequest) -> str:
-    modules = [_MODULE]
-    if not is_user_function(train.model):
-        modules.append(f"pipeline_ops.models.{CATALOGUE[train.model].module}")
-    code = digest_sources(modules, used=[train.model]) | request.code.digests
-    facts = request.model_dump(mode="json", include={"task", "image_shape", "num_classes"})
-    chosen = {name: request.train[name] for name in _CHECKED_KEYS}
-    chosen["own"] = train.input.augment.own
-    versions = read_versions(Path(_get_python(training)), _VERSIONS)
-    weights: list[list[Any]] = []
-    if training.weights:
-        path = Path(training.weights)
-        # A checkpoint is named by the beginning of the names of its files.
-        found = path.rglob("*") if path.is_dir() else path.parent.glob(f"{escape(path.name)}*")
-        stats = [(str(file), file.stat()) for file in sorted(found)]
-        weights = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-    return compute_digest(
-        {"code": code, "versions": versions, "config": chosen, "data": facts, "weights": weights}
-    )
+    elif remark := response.get("remark"):
+        _log.warning("%s", remark)
 
 
 def try_served_stages(training: PlannedTraining, trials: StageTrials) -> tuple[int, str] | None:
@@ -293,8 +229,6 @@ def _run_check(module: str, request: BaseModel, python: str, task: str) -> dict[
                 f"the process that {task} was not done within {_TIMEOUT_SECONDS} s. Retry on an "
                 "idle machine."
             ) from None
-        except OSError as error:
-            raise ConfigError(f"train.python: cannot start {argv[0]}: {error}") from None
         found: dict[str, Any] | None = read_json(answer)
         if found is None:
             log_tail = done.stdout.decode(errors="replace")[-_LOG_TAIL:].strip()
@@ -303,6 +237,9 @@ def _run_check(module: str, request: BaseModel, python: str, task: str) -> dict[
 
 
 def _get_python(training: PlannedTraining) -> str:
+    """Returns the interpreter of the train task. Raises ConfigError if it is not a Python."""
+    if training.python:
+        read_versions(Path(training.python), [])
     return training.python or sys.executable
 
 

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.layout import Layout, work_folder
+from pipeline_ops.artifacts.layout import work_folder
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
-from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import (
@@ -43,7 +42,7 @@ from pipeline_ops.jobs.gang_protocol import (
     format_worker_digest_name,
 )
 from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.jobs.model_check import check_training
 from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.jobs.request import Status
@@ -57,7 +56,6 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import empty_folder, open_folder, read_json
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.parsing import read_json_as
-from pipeline_ops.user_code.modules import UserCode
 
 _CANDIDATE = "candidate"
 
@@ -67,7 +65,8 @@ def train(job: Job) -> ExitCode:
     config, started_at = Train.model_validate(job.request.config), time.monotonic()
     with StopRequest().handle_sigterm() as stop:
         dataset = check_dataset(job, config)
-        check_own_model(job, config, dataset)
+        check_model(job, dataset)
+        check_shards(job, config)
         stop.check()
         job.make_work()
         checkpoints = work_folder(job.folder)
@@ -121,8 +120,8 @@ def fetch_results(plan: LaunchPlan, work: Path) -> None:
 def check_dataset(job: Job, config: Train) -> DatasetFigures:
     """Rejects a data set that would train a wrong model, or none. Returns its figures.
 
-    Raises ConfigError if the data are for another task than the model, DataError if they are too
-    few, and MachineError if shards do not match their manifest, which preprocessing can repair.
+    Only its manifest is read. Raises ConfigError if the data are for another task than the model,
+    and DataError if they are too few.
     """
     uri = job.request.inputs["preprocess"].uri
     dataset = DatasetFigures.model_validate(read_manifest(open_path(uri)).figures)
@@ -147,35 +146,32 @@ def check_dataset(job: Job, config: Train) -> DatasetFigures:
     check_train_split(config, dataset.num_examples["train"], uri)
     for warning in warn_of_validation(dataset):
         job.progress.report("input", message=warning)
-    open_host_dataset(
-        uri,
-        config.input,
-        open_host_cache(config.input),
-        lambda message: job.progress.report("input", message=message),
-    )
     return dataset
 
 
-def check_own_model(job: Job, config: Train, dataset: DatasetFigures) -> None:
-    """Checks the author's own model, unless the first task of the run has done so.
+def check_model(job: Job, dataset: DatasetFigures) -> None:
+    """Checks what the author wrote, such as the model, in the interpreter of this job.
 
-    A warning replaces the check if TensorFlow is missing here. Raises ConfigError if the model
-    can't be trained.
+    A warning replaces the check if TensorFlow is missing here, because other hosts train. Raises
+    ConfigError if the model can't be trained.
     """
-    request = job.request
-    if not is_user_function(config.model):
-        return
-    code = UserCode(digests=request.fingerprint.code, files=request.user_files)
-    training = request.training or PlannedTraining(
-        config_file=request.config_file, train=request.config, python="", code=code
-    )
-    job.progress.report("model", message="checks the model")
-    check_training(
-        training.model_copy(update={"python": "", "has_hosts": True}),
-        dataset.task,
-        dataset.image_shape,
-        len(dataset.class_names),
-        Layout(open_root(request.root), request.pipeline).checked_models,
+    if training := job.request.training:
+        job.progress.report("model", message="checks the model")
+        check_training(
+            training.model_copy(update={"python": ""}),
+            dataset.task,
+            dataset.image_shape,
+            len(dataset.class_names),
+        )
+
+
+def check_shards(job: Job, config: Train) -> None:
+    """Raises MachineError if shards do not match their manifest, which preprocessing can repair."""
+    open_host_dataset(
+        job.request.inputs["preprocess"].uri,
+        config.input,
+        open_host_cache(config.input),
+        lambda message: job.progress.report("input", message=message),
     )
 
 

@@ -25,7 +25,7 @@ from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.model_data_rules import check_model_for_data, check_train_split
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.jobs.places.local import LocalPlace
 from pipeline_ops.jobs.places.open_place import open_place
 from pipeline_ops.jobs.places.place import Place
@@ -286,24 +286,14 @@ class PreprocessOperator(JobOperator):
         download_source(config)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
-        """Plans the job. The training is checked by the job, or here if the artifact is cached."""
+        """Plans the job, which checks before its work that the training can use the data."""
+        plan = super()._plan_job(run, place)
+        if plan.is_cached:
+            return plan
+        check_storage(run.config)
         training = PlannedTraining.from_config(run.config, sys.executable)
-        with cache_requests():
-            plan = super()._plan_job(run, place)
-            manifest = read_manifest(plan.manifest) if plan.is_cached else None
-        if manifest is None:
-            check_storage(run.config)
-            request = plan.request.model_copy(update={"training": training})
-            return dataclasses.replace(plan, request=request)
-        figures = DatasetFigures.model_validate(manifest.figures)
-        check_training(
-            training,
-            figures.task,
-            figures.image_shape,
-            len(figures.class_names),
-            run.layout.checked_models,
-        )
-        return plan
+        request = plan.request.model_copy(update={"training": training})
+        return dataclasses.replace(plan, request=request)
 
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         notify_drift(run, manifest)

@@ -27,7 +27,7 @@ _COMPANION = re.compile(
     r"\.{1,2}(?P<fingerprint>[0-9a-f]{32})\."
     r"(?P<kind>work|lock|used|(work\.)?[0-9]+(\.[0-9a-f]+)?\.staging)"
 )
-_SHARED = re.compile(r"listings/[0-9a-f]{16}\.index|checked/[0-9a-f]{32}\.json")
+_SHARED = re.compile(r"listings/[0-9a-f]{16}\.index")
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.([0-9]+\.[0-9]+|[0-9a-f]{8})\.tmp")
 _REQUEST = re.compile(rf"(?P<attempt>[^/]+/attempt-[0-9a-f]{{8}})/{re.escape(REQUEST)}")
 
@@ -166,7 +166,7 @@ class Inventory:
     artifacts: list[StoredArtifact]
     runs: list[StoredRun]
     shared: list[Content] = dataclasses.field(default_factory=list)
-    """Listings of raw files and verdicts about models, of all pipelines."""
+    """Listings of raw files, of all pipelines."""
     temporary: list[Content] = dataclasses.field(default_factory=list)
     """Files whose writers were killed before they gave them their names."""
     foreign: list[str] = dataclasses.field(default_factory=list)
@@ -192,11 +192,10 @@ def take_inventory(config: PipelineConfig) -> Inventory:
     of_runs = _group(root / "runs" / config.pipeline)
     runs = map_requests(lambda content: _read_run(root, content), of_runs)
     of_all, problems = list[Content](), []
-    for folder in (layout.listings, layout.checked_models):
-        try:
-            of_all += _group(folder)
-        except DataError as error:
-            problems.append(str(error))
+    try:
+        of_all = _group(layout.listings)
+    except DataError as error:
+        problems.append(str(error))
     shared = [each for each in of_all if _SHARED.fullmatch(each.path)]
     artifacts = [each for job in TASKS for each in _find_artifacts(layout, job, of_jobs[job])]
     ours = [run.content for run in runs if run.is_ours]

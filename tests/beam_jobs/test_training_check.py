@@ -75,10 +75,11 @@ def test_a_model_of_the_catalogue_costs_no_process(animals):
     assert outcome.exit_code is ExitCode.SUCCESS, outcome.message
 
 
-def test_an_interpreter_that_cannot_be_started_is_named(user_package, animals):
-    outcome = run_for(animals, python="/nowhere/python", model="acme_vision.nets:smooth")
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_what_is_no_interpreter_is_named_and_no_reason_to_retry(user_package, animals, python):
+    outcome = run_for(animals, python=python, model="acme_vision.nets:smooth")
     assert outcome.exit_code is ExitCode.CONFIG
-    assert "/nowhere/python cannot be used as an interpreter" in outcome.message
+    assert f"{python} cannot be used as an interpreter" in outcome.message
 
 
 def test_the_shape_is_that_of_an_image_that_the_stages_keep(animals):

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 import string
+from typing import Any
 
 import pytest
 import yaml
 from config.cases import parse_cases
 from pydantic import ValidationError
 
+from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.train import Train
+from pipeline_ops.config.train_rules import REFUSALS
 
 SHARED = {
     "DTENSOR": "strategy: dtensor, devices_per_worker: 2, sharding: {'*': 0}",
@@ -25,6 +28,13 @@ def make_train(options: str) -> Train:
     return Train.model_validate({"model": "digits_cnn"} | yaml.safe_load(f"{{{given}}}"))
 
 
+def describe(problem: dict[str, Any]) -> str:
+    """Returns key and rule, as the message about a file has them."""
+    error = problem.get("ctx", {}).get("error")
+    key = [*problem["loc"], *getattr(error, "location", ())]
+    return f"{'.'.join(map(str, key))}: {problem['msg'].removeprefix('Value error, ')}"
+
+
 REFUSED = """
 model: resnet5
     there is no model 'resnet5'; the nearest valid name is 'resnet50', and a model of your own
@@ -34,26 +44,32 @@ model: 'my package:build'
 model: dense, model_parameters: {unit: 3}
     the model dense has no parameter unit. It has units, hidden_layers
 strategy: mirrored
-    strategy mirrored is for several devices, got devices_per_worker: 1. Use one_device
+    devices_per_worker: 1 is not for the strategy mirrored, which is for several devices. Use
+    one_device.
 strategy: mirrored, workers: 2, devices_per_worker: 2
-    strategy mirrored has exactly 1 worker, got workers: 2
+    workers: 2 is not for the strategy mirrored, which has exactly 1 worker. Use
+    multi_worker_mirrored.
+strategy: mirrored, max_workers: 2, devices_per_worker: 2
+    max_workers: 2 is not for the strategy mirrored
 strategy: one_device, devices_per_worker: 2
-    strategy one_device uses 1 device of each worker, got devices_per_worker: 2
+    devices_per_worker: 2 is not for the strategy one_device, which uses 1 device of each worker
 strategy: parameter_server
-    strategy parameter_server needs parameter_servers
+    parameter_servers: 0 is not for the strategy parameter_server, which needs at least one. Give
+    one.
 freeze_epochs: 2
     freeze_epochs: 2 keeps the weights that warm_start sets, and there are none. Set warm_start,
     or freeze_epochs: 0
 freeze_epochs: 3, epochs: 3, warm_start: champion
     freeze_epochs must be smaller than epochs (3), got 3
 freeze_epochs: 1, warm_start: champion, $SERVER
-    freeze_epochs is not for parameter_server, whose weights are sharded
+    freeze_epochs: 1 is not for the strategy parameter_server, whose weights are sharded
 freeze_epochs: 1, warm_start: champion, $DTENSOR
-    freeze_epochs is not for dtensor, whose weights are sharded
+    freeze_epochs: 1 is not for the strategy dtensor, whose weights are sharded
 freeze: {'*conv*': 3}, epochs: 3
     freeze: *conv* must thaw before the end of the training (epochs: 3), got 3. Use null
 freeze: {'*conv*': null}, $SERVER
-    freeze is not for parameter_server, whose weights are sharded. Use multi_worker_mirrored
+    freeze: {"*conv*": null} is not for the strategy parameter_server, whose weights are sharded.
+    Use multi_worker_mirrored, or leave it out.
 freeze: {'*conv*': 0}
     greater than or equal to 1
 seed: 4294967296
@@ -61,16 +77,16 @@ seed: 4294967296
 input: {local_folder: cache}
     must begin with / or ~, because it is on the hosts' own disks, got cache
 parameter_servers: 2
-    strategy multi_worker_mirrored has no use for parameter_servers (2), which is for
-    parameter_server
+    parameter_servers: 2 is not for the strategy multi_worker_mirrored, which has no use for it. Use
+    parameter_server, or leave it out.
 strategy: device_placement, devices_per_worker: 2
-    strategy device_placement needs placement
+    placement: {} is not for the strategy device_placement, which needs at least one. Give one.
 strategy: dtensor, devices_per_worker: 2
-    strategy dtensor needs sharding
+    sharding: {} is not for the strategy dtensor, which needs at least one
 sharding: {dense/kernel: 1}
-    which is for dtensor
+    which has no use for it. Use dtensor
 tpu: my-tpu
-    strategy multi_worker_mirrored has no use for tpu (my-tpu)
+    tpu: my-tpu is not for the strategy multi_worker_mirrored, which has no use for it
 workers: 2, micro_batches: 4, global_batch_size: 6
     global_batch_size must be at least workers x devices_per_worker x micro_batches (8), got 6
 strategy: tpu, devices_per_worker: 8, global_batch_size: 60
@@ -82,17 +98,20 @@ global_batch_size: 64, batch_size_per_replica: 32
 scale_learning_rate: sqrt, global_batch_size: 64
     scale_learning_rate: sqrt needs batch_size_per_replica
 $SERVER, batch_size_per_replica: 8
-    strategy parameter_server does not divide a batch between replicas
+    batch_size_per_replica: 8 is not for the strategy parameter_server, which does not divide a
+    batch between replicas. Use global_batch_size.
 strategy: auto, batch_size_per_replica: 8
     auto takes as many replicas as its host has GPUs
 synchronized_batch_normalization: true
     the model digits_cnn has no batch normalisation
 model: 'a:b', $SERVER, synchronized_batch_normalization: true
-    the workers of parameter_server do not wait for one another
+    synchronized_batch_normalization: true is not for the strategy parameter_server, whose workers
+    do not wait for one another
 model: 'a:b', synchronized_batch_normalization: true, xla: gradients
     cannot compile the exchange between replicas
 xla: step
-    xla: step is for one_device and tpu
+    xla: step is not for the strategy multi_worker_mirrored, whose steps exchange gradients between
+    replicas, which XLA cannot compile here. Use xla: gradients, or the strategy one_device or tpu.
 xla: gradients, workers: 2, micro_batches: 3, global_batch_size: 64
     64 is no multiple of workers x devices_per_worker x micro_batches (6)
 xla: gradients, debug: [numerics]
@@ -100,13 +119,15 @@ xla: gradients, debug: [numerics]
 strategy: tpu, xla: gradients
     the whole step is always compiled
 strategy: device_placement, devices_per_worker: 2, placement: {'*': 'GPU:0'}, xla: gradients
-    compiles for one device
+    and XLA compiles for one. Leave it out.
+communication: ring, strategy: mirrored, devices_per_worker: 2
+    communication: ring is not for the strategy mirrored, which has another exchange
 $SERVER, precision: float16
-    its loss scale would be changed by all workers at once
+    whose workers would all change its loss scale at once. Use bfloat16.
 $DTENSOR, precision: float16
     has no loss scale
 $DTENSOR, micro_batches: 2
-    DTensor needs all shapes
+    micro_batches: 2 is not for the strategy dtensor, which needs all shapes
 loss: 'a:b', label_smoothing: 0.1
     label_smoothing belongs to the cross-entropy
 class_weights: true, weights_by_class: {cat: 2}
@@ -128,16 +149,18 @@ optimizer: {class: keras.optimizers.Adam, arguments: {clipnorm: 1.0}}
 optimizer: {class: keras.optimizers.Adam, arguments: {use_ema: true}}
     has a key of its own: write train.optimizer: {average_weights: 0.999}
 $SERVER, optimizer: {class: keras.optimizers.Lion}
-    parameter_server divides weights, and so it has optimizers of its own
+    optimizer.name: keras.optimizers:Lion is not for the strategy parameter_server, which divides
+    weights, and so has optimizers of its own. Use adam, adamw, rmsprop or sgd.
 optimizer: {schedule: {type: own, function: 'keras.optimizers.schedules:CosineDecay'}}
     must be 1, because keras.optimizers.schedules:CosineDecay gives the learning rate itself
 input: {augment: {mosaic: 0.5}}
-    input.augment.mosaic: four images have four labels, and digits_cnn gives one
+    input.augment.mosaic: 0.5 is not for the classifier digits_cnn, which gives one label, and four
+    images have four. Leave it out, or use a detector.
 model: center_detector, input: {augment: {mixup: 0.2}}
-    input.augment.mixup: it mixes the classes of two images, and center_detector gives boxes.
-    Remove it, or use mosaic.
+    input.augment.mixup: 0.2 is not for the detector center_detector, which gives boxes, and the key
+    mixes the classes of two images. Leave it out, or use mosaic.
 model: center_detector, input: {augment: {cutmix: 1.0}}
-    input.augment.cutmix: it mixes the classes of two images
+    input.augment.cutmix: 1.0 is not for the detector center_detector, which gives boxes
 input: {augment: {own: jitter}}
     a function of your own is named as my_package.my_module:function, got 'jitter'
 loss: sparse_categorical_crossentropy
@@ -147,7 +170,15 @@ metrics: [accuracy]
 loss: keras.losses.poisson
     got 'keras.losses.poisson'. Write keras.losses:poisson
 input: {augment: {min_visible: 0.5}}
-    input.augment.min_visible is for boxes, and digits_cnn is not a detector
+    input.augment.min_visible: 0.5 is not for the classifier digits_cnn, which gives no boxes. Leave
+    it out.
+model: center_detector, label_smoothing: 0.1
+    label_smoothing: 0.1 is not for the detector center_detector, and the key is for classification
+model: center_detector, $SERVER
+    model: center_detector is not for the strategy parameter_server, whose loop does not divide the
+    loss by the number of boxes. Use one_device, mirrored or multi_worker_mirrored.
+model: center_detector, strategy: tpu
+    model: center_detector is not for the strategy tpu, whose shapes are fixed
 input: {repeat_threshold: 0.001, shuffle: shards}
     repeat_threshold needs shuffle: examples
 input: {augment: {scale: {min: 1.5}}}
@@ -213,7 +244,12 @@ model: center_detector, input: {augment: {mosaic: 0.5, min_visible: 0.5}}
 def test_what_cannot_work_is_refused_with_the_reason(options, reason):
     with pytest.raises(ValidationError) as refused:
         make_train(options)
-    assert reason in str(refused.value)
+    assert reason in "\n".join(map(describe, refused.value.errors()))
+
+
+def test_every_refusal_is_about_keys_of_the_section():
+    keys = {key for rule in REFUSALS for key in rule.keys}
+    assert keys - collect_fields(Train).keys() == set()
 
 
 @pytest.mark.parametrize("options", re.findall(r"^\S.*\n(?: .+\n)*", TAKEN, re.MULTILINE))

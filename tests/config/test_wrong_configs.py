@@ -70,7 +70,8 @@ metric: accuracy -> metric: mAR
     macro_precision, macro_recall, macro_roc_auc, model_bytes, precision, recall, roc_auc,
     serving_skew, top_k_accuracy, worst_class_recall, and a metric of your own is named as
 digits_cnn -> digits_cnn\n  strategy: one_device\n  workers: 2
-    small.yaml:6: train: strategy one_device has
+    small.yaml:9: train.workers: 2 is not for the strategy one_device, which has exactly 1 worker.
+    Use multi_worker_mirrored.
 digits_cnn -> digits_cnn\n  min_workers: 2
     train: need min_workers <= workers <= max_workers, got 2, 1, 1
 digits_cnn -> digits_cnn\n  optimizer: {name: adam, momentum: 0.9}

@@ -30,7 +30,6 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.raw_data import limits
-from pipeline_ops.storage.open_store import open_root
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
 CONFIGS = CODE_ROOT / "configs"
@@ -257,7 +256,7 @@ def check_example(folder: Path, options: dict[str, Any]) -> None:
     changes = {"reduce_learning_rate": None} | options
     file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
     training = PlannedTraining.from_config(load_config(file), sys.executable)
-    check_training(training, "classification", (12, 12, 1), 10, open_root(folder / "verdicts"))
+    check_training(training, "classification", (12, 12, 1), 10)
 
 
 def test_each_benchmark_is_in_the_table_and_make_bench_runs_the_first_ones():

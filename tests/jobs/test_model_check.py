@@ -10,7 +10,6 @@ import pytest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import PlannedTraining, check_training
-from pipeline_ops.storage.open_store import open_root
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
 NET = """
@@ -50,18 +49,17 @@ def author(tmp_path):
     return plan
 
 
-def check(training: PlannedTraining, folder: Path) -> None:
-    verdicts = open_root(folder / "verdicts")
-    check_training(training, "classification", (8, 8, 1), 10, verdicts)
+def check(training: PlannedTraining) -> None:
+    check_training(training, "classification", (8, 8, 1), 10)
 
 
 @pytest.mark.parametrize(
     "options", [{"line": BESIDE}, pytest.param({"in_loss": BESIDE}, marks=pytest.mark.models)]
 )
-def test_a_file_beside_the_module_must_be_named(author, tmp_path, options):
+def test_a_file_beside_the_module_must_be_named(author, options):
     with pytest.raises(ConfigError, match=r'digits\.yaml:.*train\.files: \["labels\.txt"\]'):
-        check(author(**options), tmp_path)
-    check(author(**options, files=["labels.txt"]), tmp_path)
+        check(author(**options))
+    check(author(**options, files=["labels.txt"]))
 
 
 @pytest.mark.parametrize("key", ["line", pytest.param("in_loss", marks=pytest.mark.models)])
@@ -69,19 +67,19 @@ def test_a_file_elsewhere_is_refused_by_its_name(author, tmp_path, key):
     aside = tmp_path / "aside.txt"
     aside.write_text("cat dog")
     with pytest.raises(ConfigError, match=rf"opens {aside}.*train\.files: \[\"aside\.txt\"\]"):
-        check(author(**{key: f"Path({str(aside)!r}).read_text()"}), tmp_path)
+        check(author(**{key: f"Path({str(aside)!r}).read_text()"}))
 
 
-def test_a_path_relative_to_the_current_directory_is_explained(author, tmp_path):
+def test_a_path_relative_to_the_current_directory_is_explained(author):
     with pytest.raises(ConfigError, match="labels.txt, relative to the current directory"):
-        check(author(line="open('labels.txt')", files=["labels.txt"]), tmp_path)
+        check(author(line="open('labels.txt')", files=["labels.txt"]))
 
 
 @pytest.mark.models
-def test_the_verdict_is_about_the_code_of_the_plan(author, tmp_path):
+def test_the_check_is_about_the_code_of_the_plan(author, tmp_path):
     training = author()
     (tmp_path / "own_net.py").write_text("<<<<<<< HEAD\n")
-    check(training, tmp_path)
+    check(training)
     with pytest.raises(ConfigError, match="own_net"):
         author_again = PlannedTraining.model_validate(training.model_dump() | {"code": None})
-        check(author_again, tmp_path)
+        check(author_again)

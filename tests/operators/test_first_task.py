@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,24 +67,22 @@ def attempts(folder: Path) -> int:
 
 
 @pytest.mark.airflow
-def test_a_model_of_several_labels_is_refused_by_the_job_and_where_the_data_are_there_already(
-    execute, tmp_path
-):
+def test_a_model_of_several_labels_is_refused_by_the_job(execute, tmp_path):
     with pytest.raises(AirflowFailException, match="nets:several_labels ends in sigmoid"):
         execute(train__model="nets:several_labels")
     artifacts = Layout(open_root(tmp_path / "root"), "digits").artifacts("preprocess")
     assert not list(artifacts.local.glob("*/manifest.json"))
-    execute(train__model="nets:logits")
-    assert attempts(tmp_path) == 2
-    with pytest.raises(AirflowFailException, match="nets:several_labels ends in sigmoid"):
-        execute(train__model="nets:several_labels")
-    (tmp_path / "root" / "checked").rename(tmp_path / "elsewhere")
-    execute(train__model="nets:logits")
-    [verdict] = (tmp_path / "root" / "checked").iterdir()
-    before = verdict.stat().st_mtime_ns
-    execute(train__model="nets:logits")
-    assert verdict.stat().st_mtime_ns == before
-    assert attempts(tmp_path) == 2  # no further job
+
+
+def test_a_data_set_that_is_there_already_is_taken_without_a_check(execute, tmp_path):
+    """The train job checks the model."""
+    made = execute(train__model="dense")
+    checker = tmp_path / "python"
+    checker.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    checker.chmod(0o755)
+    assert execute(train__model="nets:several_labels", train__python=str(checker)) == made
+    assert attempts(tmp_path) == 1
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,9 +28,11 @@ from upstream_artifacts import copy_artifacts
 from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures, ModelEvaluation, RuleVerdict
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.jobs.cancellation import STORE_KEY, request_cancellation
 from pipeline_ops.jobs.job_handle import JobHandle
+from pipeline_ops.jobs.model_check import PlannedTraining, check_training
 from pipeline_ops.jobs.places.local import read_identity
 from pipeline_ops.jobs.places.place import build_job_environment
 from pipeline_ops.jobs.progress import ProgressReader
@@ -39,6 +42,13 @@ from pipeline_ops.operators.tasks import ExportOperator, TrainOperator
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.processes import JOB_PYTHON, find_group_members
+
+NETS = """
+from keras import Input, Sequential, layers
+
+def several_labels(shape, classes):
+    return Sequential([Input(shape), layers.Flatten(), layers.Dense(classes, "sigmoid")])
+"""
 
 
 class Run:
@@ -113,6 +123,21 @@ def test_data_that_fill_no_batch_fail_the_task_before_it_starts_a_job(run):
     with pytest.raises(AirflowFailException, match=problem):
         made.execute()
     assert STORE_KEY not in made.store and made.record().exit_code == ExitCode.DATA
+
+
+def test_a_wrong_model_is_told_as_by_the_first_task_and_before_shards_are_read(run, tmp_path):
+    """That task does not check it if the data set is there already."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "nets.py").write_text(NETS)
+    made = run(author={"train.model": "nets:several_labels"})
+    for shard in made.layout.artifacts("preprocess").local.glob("*/*.tfrecord"):
+        shard.unlink()
+    training = PlannedTraining.from_config(load_config(made.config), sys.executable)
+    with pytest.raises(ConfigError, match="nets:several_labels ends in sigmoid") as expected:
+        check_training(training, "classification", (16, 16, 1), 10)
+    with pytest.raises(AirflowFailException) as told:
+        made.execute()
+    assert str(told.value) == f"train: CONFIG: {expected.value}"
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):

@@ -308,10 +308,11 @@ def test_what_nothing_shows_to_be_ours_stays_and_is_reported(tmp_path, make_root
     keep = {"runs": 1, "days": 0}
     pipeline = SimulatedPipeline(make_config(tmp_path, root.uri, keep), start=time.time() - DAY)
     pipeline.run_day(0)
-    folders = ["runs/digits", *(f"artifacts/digits/{job}" for job in JOBS), "listings", "checked"]
+    folders = ["runs/digits", *(f"artifacts/digits/{job}" for job in JOBS), "listings"]
     for folder in folders:
         for name in FOREIGN:
             (pipeline.root / folder / name).write(b"{}")
+    (pipeline.root / "checked" / f"{'a' * 32}.json").write(b"{}")  # of an earlier version
     before = list_files(pipeline)
     report = pipeline.collect(400)
     assert list_files(pipeline) == before
@@ -359,13 +360,13 @@ def test_a_key_that_is_no_path_is_the_problem_of_its_pipeline(tmp_path, make_roo
     pipeline = SimulatedPipeline(make_config(tmp_path, root.uri, KEEP), start=now - DAY)
     for day in range(4):
         pipeline.run_day(day, publish=day == 0)
-    for key in ("models/cats//x", "artifacts/cats/train//x", "checked//x"):
+    for key in ("models/cats//x", "artifacts/cats/train//x", "listings//x"):
         root.server.put_empty_object(f"{bucket}/{key}")
     report = pipeline.collect(400)
     assert "artifact" in report.removed and report.problems == []
     assert [each.partition(": ")[0] for each in report.others] == [
         f"{root.uri}/models/cats//x",
-        f"{root.uri}/checked//",
+        f"{root.uri}/listings//",
     ]
     other = tmp_path / "cats.yaml"
     other.write_text(pipeline.config.file.read_text().replace("pipeline: digits", "pipeline: cats"))

@@ -260,7 +260,7 @@ def test_the_parts_of_a_tutorials_pipeline_have_its_pixels_and_labels(written, f
         ({"input": {"repeat_threshold": 0.1}}, "input.repeat_threshold is for the data set's"),
         ({"input": {"cache": "disk"}}, "input.cache is for the data set's train split"),
         ({"class_weights": True}, "class_weights are counted on the data set's train split"),
-        ({"model": "retinanet"}, "dataset is for classification, and retinanet is a detector"),
+        ({"model": "retinanet"}, "is not for the detector retinanet, and the key is for"),
         ({"dataset": "digits"}, "a function of your own is named as my_package.my_module:function"),
     ],
 )

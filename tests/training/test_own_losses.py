@@ -14,7 +14,6 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.jobs.model_check import PlannedTraining, check_training
-from pipeline_ops.storage.open_store import open_root
 
 SHAPE, BATCH, STEPS = (8, 8, 1), 16, 12
 FOLDER = Path(__file__).parent
@@ -128,7 +127,7 @@ def check(folder: Path, model: str, loss: str | dict, classes: int) -> None:
     shutil.copy(FOLDER / "own_losses.py", folder / "copied.py")
     keys = {"train.model": f"copied:{model}", "train.loss": loss}
     training = PlannedTraining.from_config(load_config(write_config(folder, keys)), sys.executable)
-    check_training(training, "classification", SHAPE, classes, open_root(folder / "verdicts"))
+    check_training(training, "classification", SHAPE, classes)
 
 
 TWICE, OF_PROBABILITIES = "would be applied twice", "takes probabilities, and train.model returns"

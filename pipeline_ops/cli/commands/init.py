@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -148,8 +147,7 @@ def init(arguments: argparse.Namespace) -> int:
         training = PlannedTraining.from_config(config, sys.executable).model_copy(
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
-        with tempfile.TemporaryDirectory() as temporary:
-            check_training(training, **facts, verdicts=open_path(temporary))
+        check_training(training, **facts)
     if not arguments.no_measure:
         print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
         train = config.train.model_dump(mode="json")

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
@@ -123,9 +122,8 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
 def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     """Reads the raw data as the preprocess job would, and checks them with the model.
 
-    Returns the title and the text of each line to print. It writes only the indexes of listings and
-    the verdict about the model. Raises the errors that the preprocess job would raise before its
-    work.
+    Returns the title and the text of each line to print. It writes only the indexes of listings.
+    Raises the errors that the preprocess job would raise before its work.
     """
     from beam_jobs.checks import check_enough_images, check_model, check_plan, try_stages
     from beam_jobs.planning.duplicates import decide_collection
@@ -139,7 +137,7 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     check_enough_images(_find_smallest_batch(config), preprocess, source, decision)
     training = PlannedTraining.from_config(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
-    check_model(training, preprocess, source, Layout(config.root, config.pipeline))
+    check_model(training, preprocess, source)
     counts = {name: len(members) for name, members in decision.by_split.items()}
     images = ", ".join(f"{count} {name}" for name, count in counts.items())
     max_detections = config.train.model_parameters.get("max_detections")

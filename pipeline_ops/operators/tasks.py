@@ -47,7 +47,7 @@ from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.job_kinds import APPROVE, KINDS
-from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
+from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.retention.collector import record_use
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.open_store import open_near
@@ -164,9 +164,7 @@ class JobOperator(BaseOperator):
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         with cache_requests():
-            prefetch_for_plan(self.job, run.config)
             manifests = pull_manifests(run, KINDS[self.job].reads)
-            prefetch_manifests(run.config, manifests.values())
             self.check_preconditions(run, manifests)
             return plan_job(self.job, run.config, run.run_id, manifests, place, records_use=True)
 

@@ -54,6 +54,7 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
         deadline_seconds=request.deadline_seconds,
         pipeline=request.pipeline,
         job=request.job,
+        versions=request.fingerprint.versions,
     )
     handle.place.start(launch)
 

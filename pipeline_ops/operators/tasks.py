@@ -23,7 +23,7 @@ from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.model_data_rules import check_model_for_data, check_train_split
-from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.job_handle import JobHandle
 from pipeline_ops.jobs.model_check import PlannedTraining
 from pipeline_ops.jobs.places.local import LocalPlace
@@ -44,11 +44,12 @@ from pipeline_ops.operators.task_run import (
     pull_manifests,
 )
 from pipeline_ops.operators.trigger import JobTrigger
+from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.job_kinds import APPROVE, KINDS
-from pipeline_ops.planning.plan import JobPlan, plan_job, prefetch_for_plan, prefetch_manifests
-from pipeline_ops.planning.storage_probe import check_storage
+from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.retention.collector import record_use
+from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.request_cache import cache_requests
 from pipeline_ops.storage.store_path import StorePath
@@ -171,9 +172,7 @@ class JobOperator(BaseOperator):
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         with cache_requests():
-            prefetch_for_plan(self.job, run.config)
             manifests = pull_manifests(run, KINDS[self.job].reads)
-            prefetch_manifests(run.config, manifests.values())
             self.check_preconditions(run, manifests)
             return plan_job(self.job, run.config, run.run_id, manifests, place, records_use=True)
 
@@ -265,7 +264,10 @@ class JobOperator(BaseOperator):
             exit_code=exit_code,
             attempt=str(handle.attempt.folder) if handle else None,
         )
-        run.write_record(self.record_name, record)
+        try:
+            run.write_record(self.record_name, record)
+        except MachineError as error:  # the store itself may be what failed
+            message = f"{message}\n{error}"
         raise make_airflow_error(exit_code, f"{self.job}: {exit_code.name}: {message}")
 
 
@@ -280,7 +282,8 @@ class PreprocessOperator(JobOperator):
         config = run.config
         check_model_for_data(config)
         if config.root.is_local:
-            config.root.local.mkdir(parents=True, exist_ok=True)
+            with translate_write_errors(config.root.local):
+                config.root.local.mkdir(parents=True, exist_ok=True)
         find_champion(config)
         check_warm_start(config)
         download_source(config)
@@ -290,7 +293,7 @@ class PreprocessOperator(JobOperator):
         plan = super()._plan_job(run, place)
         if plan.is_cached:
             return plan
-        check_storage(run.config)
+        check_bucket(run.config)
         training = PlannedTraining.from_config(run.config, sys.executable)
         request = plan.request.model_copy(update={"training": training})
         return dataclasses.replace(plan, request=request)

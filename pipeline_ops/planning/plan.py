@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -48,7 +48,7 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_near
-from pipeline_ops.storage.request_cache import cache_requests, prefetch, request_once
+from pipeline_ops.storage.request_cache import cache_requests, prefetch
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import find_user_versions, read_user_code
 from pipeline_ops.user_code.modules import UserCode
@@ -117,8 +117,7 @@ def plan_job(
       ConfigError: the config asks for a data set, a version or a file that does not exist.
     """
     with cache_requests():
-        prefetch_for_plan(job, config)
-        prefetch_manifests(config, (manifests[name] for name in KINDS[job].reads))
+        _read_ahead(job, config, manifests)
         place = place or open_place(config, job)
         return _PLANNERS[job](_Run(config, run_id, manifests, place, records_use))
 
@@ -322,18 +321,15 @@ def _why_new(request: Request, layout: Layout) -> str:
     return "; ".join(changes) or "the last artifact is gone"
 
 
-def prefetch_for_plan(job: str, config: PipelineConfig) -> None:
-    """Prefetches what a plan reads from a bucket in any case, within `cache_requests`.
+def _read_ahead(job: str, config: PipelineConfig, manifests: Mapping[str, str]) -> None:
+    """Starts what a plan reads from a bucket in any case.
 
     The requests of a plan take most of the time of an unchanged run.
     """
-    request_once(("prefetch", job), lambda: prefetch(*_list_certain_reads(job, config)))
-
-
-def prefetch_manifests(config: PipelineConfig, manifests: Iterable[str]) -> None:
-    """Starts to read the manifests of earlier tasks, if they are in a bucket."""
     if not config.root.is_local:
-        prefetch(*(partial(read_manifest, open_near(config.root, uri)) for uri in manifests))
+        uris = (manifests[name] for name in KINDS[job].reads)
+        prefetch(*(partial(read_manifest, open_near(config.root, uri)) for uri in uris))
+    prefetch(*_list_certain_reads(job, config))
 
 
 def _list_certain_reads(job: str, config: PipelineConfig) -> Iterator[Callable[[], object]]:

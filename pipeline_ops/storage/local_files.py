@@ -53,6 +53,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _COPY_BYTES = 1 << 20
 _NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _REMEDIES = {
+    errno.EACCES: "Give this user the right to write there, then retry.",
     errno.EEXIST: "Remove the file of that name, then retry.",
     errno.EISDIR: "Remove the folder of that name, then retry.",
     errno.ELOOP: "Remove the link of that name, then retry.",

@@ -99,15 +99,6 @@ class Programs:
             text=True,
         ).stdout
 
-    def python(self, program: str, *arguments: str) -> None:
-        """Runs a program in the environment of this Airflow to its end."""
-        subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            env=self._environment,
-            check=True,
-            capture_output=True,
-        )
-
     def start(self, *names: str, wrapper: Sequence[str] = ()) -> None:
         for name in names:
             with open(self.home.log(name), "ab") as log:

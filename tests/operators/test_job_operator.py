@@ -38,7 +38,7 @@ from pipeline_ops.jobs.places.place import build_job_environment
 from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.jobs.request import read_status
 from pipeline_ops.jobs.task_record import read_record
-from pipeline_ops.operators.tasks import ExportOperator, TrainOperator
+from pipeline_ops.operators.tasks import ExportOperator, PreprocessOperator, TrainOperator
 from pipeline_ops.operators.trigger import JobTrigger
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.processes import JOB_PYTHON, find_group_members
@@ -275,6 +275,15 @@ def test_a_damaged_artifact_is_made_again(run):
     assert again.execute() == manifest
     assert again.record().reason == f"the artifact was damaged: {weights} is missing"
     assert weights.exists()
+
+
+def test_a_storage_root_that_can_not_be_made_is_named_although_no_record_can_be_written(tmp_path):
+    (tmp_path / "root").touch()
+    changes = {"storage.root": "root", "preprocess.source.path": str(tmp_path)}
+    operator = PreprocessOperator(config_file=str(write_config(tmp_path, changes)))
+    problem = f"cannot write {tmp_path / 'root'}: file exists. Remove the file of that name"
+    with pytest.raises(AirflowException, match=f"preprocess: RETRY: {problem}"):
+        operator.execute(make_context({}))
 
 
 def test_a_model_that_has_not_passed_the_gate_is_not_exported_and_that_is_no_failure(tmp_path):

@@ -1,4 +1,4 @@
-"""Files and registries on file systems without hard links, by a kernel that refuses the calls."""
+"""Files and registries on file systems without hard links or locks, which the kernel refuses."""
 
 from __future__ import annotations
 
@@ -142,3 +142,26 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path
     with pytest.raises(MachineError, match="cannot write .*record"):
         open_path(tmp_path / "record").create(b"theirs")
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named_with_the_cure(tmp_path, number):
+    """F14: by the first lock of a job, and by the temporary folder of a command."""
+    code = """
+from pathlib import Path
+from pipeline_ops.errors import MachineError
+from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.system.lease import hold_lease
+from pipeline_ops.system.temp_dirs import use_temporary_folder
+lock = open_root(Path(sys.argv[1])) / "name.lock"
+for held in (hold_lease(lock, "it"), use_temporary_folder("it")):
+    try:
+        with held:
+            print("held")
+    except MachineError as error:
+        print(error)
+"""
+    lease, temporary = read_output(run_without({"flock": number}, code, str(tmp_path))).splitlines()
+    assert lease.startswith(f"cannot lock {tmp_path / 'name.lock'}: ")
+    assert lease.endswith("Use a file system that supports flock.")
+    assert temporary.endswith("supports flock, or set TMPDIR to another folder.")

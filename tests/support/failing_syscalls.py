@@ -16,15 +16,11 @@ _NUMBERS = {
         "link": (86, 265),
         "renameat2": (316,),
         "flock": (73,),
-        "fsync": (74,),
-        "rename": (82, 264, 316),
     },
     "aarch64": {
         "link": (37,),
         "renameat2": (276,),
         "flock": (32,),
-        "fsync": (82,),
-        "rename": (38, 276),
     },
 }[platform.machine()]
 _LOAD_NUMBER, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -61,7 +61,7 @@ class PlacedJob:
         write_request(self.attempt, self.request)
         self.name = name_job(self.attempt)
         self.launch = JobLaunch(
-            self.attempt, "place_job", environment or {}, 300, "digits", "train"
+            self.attempt, "place_job", environment or {}, 300, "digits", "train", versions
         )
 
     def start(self) -> PlacedJob:

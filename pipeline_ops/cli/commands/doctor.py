@@ -35,9 +35,9 @@ from pipeline_ops.jobs.remote_host import HostRequest, HostResponse
 from pipeline_ops.jobs.source_download import is_to_be_downloaded
 from pipeline_ops.jobs.workspace import find_jobs_folder
 from pipeline_ops.launch.train import choose_isolation
+from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
-from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.raw_data.folder import check_folder, find_raw_folder, read_folder_state
 from pipeline_ops.system.gpus import find_gpu_problem, find_package_problem
 from pipeline_ops.system.host import (
@@ -179,7 +179,7 @@ def _check_store(config: PipelineConfig) -> Iterator[Finding]:
         )
         return
     probe, content = root / f".probe.{secrets.token_hex(8)}", secrets.token_bytes(64)
-    check_storage(config)
+    check_bucket(config)
     try:
         before = time.time()
         probe.write(content)

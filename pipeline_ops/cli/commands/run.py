@@ -48,8 +48,8 @@ from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.job_kinds import APPROVE, JOBS
-from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import check_interval
 from pipeline_ops.storage.local_files import replace_non_finite
@@ -161,7 +161,7 @@ def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflo
     """Yields a session with the embedded Airflow, its DAG, and the server."""
     _validate_dag_unchanged(load_config(config.file), config)
     check_interval(config)
-    check_storage(config)
+    check_bucket(config)
     with connect([config.file], console) as (api, server):
         since = config.file.stat().st_mtime
         yield api, server.wait_for_dag(api, config.pipeline, since), server

@@ -28,8 +28,8 @@ from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
-from pipeline_ops.planning.storage_probe import check_storage
 from pipeline_ops.planning.trials import (
     build_trial_config,
     check_trials,
@@ -101,7 +101,7 @@ def _find_shared_models(files: Iterable[Path], overrides: Mapping[str, Any]) -> 
 
 def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> None:
     config = load_runnable(file, dict(overrides))
-    check_storage(config)
+    check_bucket(config)
     if problems := [each for each in check_executor(config) if each.problem]:
         raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
     if config.search:

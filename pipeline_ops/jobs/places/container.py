@@ -34,7 +34,6 @@ from pipeline_ops.jobs.places.place import (
     collect_store_environment,
     name_job,
 )
-from pipeline_ops.jobs.request import read_request
 from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
@@ -319,7 +318,7 @@ class ContainerPlace(Place):
         name = name_job(launch.attempt)
         deadline, image = time.monotonic() + _CREATE_SECONDS, ""
         while (found := self._daemon.inspect(name)) is None:
-            image = image or self._find_planned_image(launch.attempt)
+            image = image or self._find_planned_image(launch.versions.get(IMAGE))
             # Docker reserves the name before `inspect` can see the container.
             body = build_body(self._hosts, image, launch)
             if self._daemon.call(
@@ -332,12 +331,11 @@ class ContainerPlace(Place):
         if found["State"]["Status"] == "created":
             self._daemon.start(name)
 
-    def _find_planned_image(self, attempt: Attempt[StorePath]) -> str:
-        """The id of the image that the fingerprint names.
+    def _find_planned_image(self, planned: str | None) -> str:
+        """Returns the id of the planned image, which the hosts file may have named by a tag.
 
         Raises MachineError if the hosts file now names another one: the next try plans with it.
         """
-        planned = read_request(attempt.request).fingerprint.versions.get(IMAGE)
         if planned and self._daemon.inspect_image(planned):
             return planned
         image = self._daemon.ensure_image(self._hosts)

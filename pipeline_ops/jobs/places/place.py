@@ -32,7 +32,8 @@ class JobLaunch:
     """All that a place needs to start a job, whose request is in the folder of `attempt` already.
 
     The `environment` has the access to the store, and is secret. The job ends itself after
-    `deadline_seconds`. `pipeline` and `job` are for people who look at the place.
+    `deadline_seconds`. `pipeline` and `job` are for people who look at the place. `versions` are
+    those of the plan, as `Place.find_versions` returned them.
     """
 
     attempt: Attempt[StorePath]
@@ -41,6 +42,7 @@ class JobLaunch:
     deadline_seconds: int
     pipeline: str = ""
     job: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_a_job_is_started_once(engine, job):
 
 def create_container(job: PlacedJob) -> None:
     """Makes the container of a job, and does not start it."""
-    image = job.place._find_planned_image(job.attempt)
+    image = job.place._find_planned_image(None)
     body = build_body(job.place._hosts, image, job.launch)
     job.place._daemon.call("create_container_from_config", body, name=job.name)
 

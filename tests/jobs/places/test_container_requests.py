@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -127,6 +128,14 @@ def daemon():
     with answering_server(daemon) as host:
         daemon.address = f"tcp://{host}"
         yield daemon
+
+
+def test_another_image_than_that_of_the_plan_starts_no_container(daemon):
+    place = ContainerPlace(make_hosts(daemon=daemon.address))
+    launch = dataclasses.replace(LAUNCH, versions={"image": "sha256:2"})
+    with pytest.raises(MachineError, match="is now sha256:1. When the job was planned, it was sha"):
+        place.start(launch)
+    assert not any(request.startswith("POST") for request in daemon.requests)
 
 
 @pytest.mark.parametrize("method", ["check", "check_for_gang"])

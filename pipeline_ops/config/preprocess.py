@@ -66,26 +66,23 @@ def make_stage_schema(
       stages: those of the parameters, by stage.
       alone: the stages that have no required parameter.
     """
-    short_form = {
-        "properties": {**stages, "served": long_form["properties"]["served"]},
+    names = {"enum": [*long_form["properties"]]}
+    hidden = {key: each | {"doNotSuggest": True} for key, each in long_form["properties"].items()}
+    mapping = {
+        "type": "object",
+        "properties": {**hidden, "served": long_form["properties"]["served"], **stages},
         "patternProperties": {":": {"type": ["object", "null"]}},
         "additionalProperties": False,
-        "if": {"required": ["served"]},
-        "then": {"minProperties": 2, "maxProperties": 2},
-        "else": {"minProperties": 1, "maxProperties": 1},
+        "if": {"required": ["name"]},
+        "then": {"propertyNames": names},
+        "else": {
+            "if": {"required": ["served"]},
+            "then": {"minProperties": 2, "maxProperties": 2},
+            "else": {"minProperties": 1, "maxProperties": 1},
+        },
     }
-    return {
-        "description": long_form["description"],
-        "anyOf": [
-            {"type": "string", "anyOf": [{"enum": [*alone]}, {"pattern": ":"}]},
-            {
-                "type": "object",
-                "if": {"required": ["name"]},
-                "then": long_form,
-                "else": short_form,
-            },
-        ],
-    }
+    text = {"type": "string", "anyOf": [{"enum": [*alone]}, {"pattern": ":"}]}
+    return {"description": long_form["description"], "anyOf": [mapping, text]}
 
 
 class Split(Section):

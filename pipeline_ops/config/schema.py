@@ -1,19 +1,19 @@
 """The JSON Schema of a YAML file, by which an editor completes, explains and checks it.
 
-A type whose YAML has more forms than its class says so where it is defined, with `extend_json_schema`
-or pydantic's `WithJsonSchema`. All rules over several fields are left to `trainyard validate`.
-
-It is draft 7, which all versions of the YAML language server and other editors read.
+A type whose YAML has more forms than its fields show describes them where it is defined, with
+`extend_json_schema` or pydantic's `WithJsonSchema`. Rules over several fields are left to
+`trainyard validate`. The schema is of draft 7, which all editors read.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonRef, JsonSchemaMode
 
 from pipeline_ops.config.fields import DECLARATIONS, JsonSchema, Section, read_descriptions
 
@@ -47,10 +47,13 @@ def refer_to(name: str) -> JsonSchema:
 
 def make_case(key: str, condition: JsonSchema, schema: JsonSchema) -> JsonSchema:
     """Returns a schema that holds for mappings in which the value of a key meets a condition."""
-    return {"if": {"required": [key], "properties": {key: condition}}, "then": schema}
+    case = {"type": "object", "required": [key], "properties": {key: condition}}
+    return {"if": case, "then": schema}
 
 
-def make_switch(key: str, cases: Mapping[str, JsonSchema]) -> JsonSchema:
+def make_switch(
+    key: str, cases: Mapping[str, JsonSchema], descriptions: Iterable[str]
+) -> JsonSchema:
     """Returns a schema of mappings of several kinds, which the value of a key tells apart.
 
     Unlike `oneOf`, it leads to a message about the kind that was meant.
@@ -58,21 +61,21 @@ def make_switch(key: str, cases: Mapping[str, JsonSchema]) -> JsonSchema:
     return {
         "type": "object",
         "required": [key],
-        "properties": {key: {"enum": [*cases]}},
+        "properties": {key: {"enum": [*cases], "enumDescriptions": [*descriptions]}},
         "allOf": [make_case(key, {"const": name}, schema) for name, schema in cases.items()],
     }
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's generator, with the texts below the fields, and without what editors show badly."""
+    """Pydantic's generator, with the texts below the fields, in draft 7."""
 
     schema_dialect = DIALECT
 
     def model_schema(self, schema: Any) -> JsonSchema:
-        return _describe(schema["cls"], super().model_schema(schema))
+        return self._describe(schema["cls"], super().model_schema(schema))
 
     def dataclass_schema(self, schema: Any) -> JsonSchema:
-        return _describe(schema["cls"], super().dataclass_schema(schema))
+        return self._describe(schema["cls"], super().dataclass_schema(schema))
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -102,28 +105,41 @@ class _Generator(GenerateJsonSchema):
         if not isinstance(key, str):
             return super().tagged_union_schema(schema)
         choices = schema["choices"].items()
-        return make_switch(key, {str(tag): self.generate_inner(each) for tag, each in choices})
+        cases = {str(tag): self.generate_inner(each) for tag, each in choices}
+        found = [
+            self.get_schema_from_definitions(JsonRef(each["$ref"])) or {} for each in cases.values()
+        ]
+        return make_switch(key, cases, [each.get("description", "") for each in found])
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchema:
         return {}  # a type of someone's own stage, of which only pydantic knows what it accepts
 
+    def _describe(self, owner: type, schema: JsonSchema) -> JsonSchema:
+        """Gives each property its text. Leaves out titles, which are names of classes."""
+        texts = read_descriptions(owner)
+        schema.pop("title", None)
+        if "description" in schema:
+            schema["description"] = _join(schema["description"])
+        for name, field in schema["properties"].items():
+            for declaration in DECLARATIONS:
+                field.pop(declaration, None)
+            text = texts.get(name, "")
+            if "default" in field:  # an editor would write it out
+                default = field.pop("default")
+                value = default if isinstance(default, str) and default else json.dumps(default)
+                text += f" Default: {value}." * ("$ref" not in field)
+            if "$ref" in field and text:  # draft 7 ignores what stands beside it
+                ref = field.pop("$ref")
+                field |= {"type": self._find_types(ref), "allOf": [{"$ref": ref}]}
+            if text:
+                field["description"] = _join(text)
+        return schema
 
-def _describe(owner: type, schema: JsonSchema) -> JsonSchema:
-    """Gives each property its text. Leaves out titles, which are names of classes."""
-    texts = read_descriptions(owner)
-    schema.pop("title", None)
-    if "description" in schema:
-        schema["description"] = _join(schema["description"])
-    for name, field in schema["properties"].items():
-        for declaration in DECLARATIONS:
-            field.pop(declaration, None)
-        if isinstance(field.get("default"), dict):  # an editor would write it out
-            del field["default"]
-        if name in texts:
-            field["description"] = _join(texts[name])
-        if "$ref" in field and len(field) > 1:  # draft 7 ignores what stands beside it
-            field["allOf"] = [{"$ref": field.pop("$ref")}]
-    return schema
+    def _find_types(self, ref: str) -> list[str]:
+        """Returns the types of a section in the YAML, its short form first."""
+        found = self.get_schema_from_definitions(JsonRef(ref)) or {}
+        types = [form["type"] for form in reversed(found.get("anyOf", [found]))]
+        return [kind for each in types for kind in ([each] if isinstance(each, str) else each)]
 
 
 def _join(text: str) -> str:

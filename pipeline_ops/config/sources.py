@@ -771,8 +771,10 @@ def extend_source_schema(union: JsonSchema) -> None:
     schema, beam, user = union.pop("oneOf")
     own = sorted({*list_published_names(ENTRY_POINT_GROUP)} - CATALOGUE_TYPES - {BEAM_TAG})
     is_own = {"type": "string", "anyOf": [{"pattern": ":"}, *([{"enum": own}] if own else [])]}
-    names = [*schema["properties"]["type"]["enum"], BEAM_TAG]
-    schema["properties"]["type"] = {"anyOf": [{"enum": names}, is_own]}
+    names = schema["properties"]["type"]
+    names["enum"].append(BEAM_TAG)
+    names["enumDescriptions"].append(BeamSource.__doc__)
+    schema["properties"]["type"] = {"anyOf": [names, is_own]}
     schema["allOf"] += [make_case("type", {"const": BEAM_TAG}, beam)]
     schema["allOf"] += [make_case("type", is_own, user)]
     union |= schema

@@ -628,7 +628,7 @@ def _with_arguments(**arguments: JsonSchema) -> JsonSchema:
 
 def _take_only(names: Iterable[str]) -> JsonSchema:
     """Returns the JSON schema of a mapping that has no other keys."""
-    return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+    return {"properties": {name: {} for name in names}, "additionalProperties": False}
 
 
 _CALLBACK_SCHEMA = {"anyOf": [FUNCTION_SCHEMA, _with_arguments()]}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline_ops.cli.arguments import Commands, add_command
+from pipeline_ops.cli.commands.reference import get_docstring
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import make_stage_schema
@@ -43,21 +44,21 @@ def render_schema() -> str:
     from beam_jobs.stages import CATALOGUE, find_stage
     from pipeline_ops.user_code.stages import list_published_names
 
-    parameters: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     stages: dict[str, JsonSchema] = {}
-    alone: list[str] = []
     for name in [*CATALOGUE, *list_published_names()]:
         try:
-            parameters[name] = find_stage(name).parameters
+            found[name] = find_stage(name)
         except ConfigError:  # in one package. `trainyard stages` says what it is.
             stages[name] = {"type": ["object", "null"]}
-            alone.append(name)
-    [root, *names], definitions = make_schemas([PipelineConfig, *parameters.values()])
-    for stage, name in zip(parameters, names, strict=True):
-        stages[stage] = refer_to(name)
-        if "required" not in definitions[name]:
-            definitions[name]["type"] = ["object", "null"]
-            alone.append(stage)
+    classes = [stage.parameters for stage in found.values()]
+    [root, *names], definitions = make_schemas([PipelineConfig, *classes])
+    for (stage, known), name in zip(found.items(), names, strict=True):
+        text = " ".join(get_docstring(known).partition("\n\n")[0].split())
+        kinds = ["object"] if "required" in definitions[name] else ["object", "null"]
+        definitions[name]["type"] = kinds
+        stages[stage] = {"description": text, "type": kinds, "allOf": [refer_to(name)]}
+    alone = [stage for stage, each in stages.items() if "null" in each["type"]]
     definitions["StageConfig"] = make_stage_schema(definitions["StageConfig"], stages, alone)
     return _render(definitions.pop(root), definitions)
 
@@ -66,7 +67,8 @@ def render_hosts_schema() -> str:
     """Renders the schema of a hosts file."""
     names, definitions = make_schemas(LAUNCHERS.values())
     kinds = dict(zip(LAUNCHERS, map(refer_to, names), strict=True))
-    return _render(make_switch("launcher", kinds), definitions)
+    texts = [definitions[name]["description"] for name in names]
+    return _render(make_switch("launcher", kinds, texts), definitions)
 
 
 def _render(root: JsonSchema, definitions: Mapping[str, JsonSchema]) -> str:

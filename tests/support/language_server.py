@@ -11,8 +11,8 @@ from npm_packages import install_package
 
 _VERSION = "1.25.0"
 _CAPABILITIES = {"completion": {"completionItem": {"snippetSupport": True}}, "hover": {}}
-_SETTINGS = {"yaml": {"completion": True, "hover": True, "validate": True, "schemaStore": {}}}
-_SETTINGS["yaml"]["schemaStore"] = {"enable": False}  # it is on a server
+_LOCAL = {"schemaStore": {"enable": False}}
+_SETTINGS = {"yaml": {"completion": True, "hover": True, "validate": True} | _LOCAL}
 
 
 class LanguageServer:

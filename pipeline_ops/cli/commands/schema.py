@@ -13,10 +13,11 @@ from typing import Any
 
 from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.commands.reference import get_docstring
+from pipeline_ops.config.fields import JsonSchema
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import make_stage_schema
-from pipeline_ops.config.schema import DIALECT, JsonSchema, make_schemas, make_switch, refer_to
+from pipeline_ops.config.schema import DIALECT, make_schemas, make_switch, refer_to
 from pipeline_ops.errors import ConfigError
 
 FILE_NAME = "trainyard.schema.json"

@@ -47,7 +47,9 @@ GROUPS = {
         (
             "beam_jobs/sources",
             "pipeline_ops/artifacts",
+            "pipeline_ops/cli/commands/schema",
             "pipeline_ops/cli/first_config",
+            "pipeline_ops/config/schema",
             "pipeline_ops/jobs/study",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",

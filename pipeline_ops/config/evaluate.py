@@ -21,7 +21,13 @@ from pipeline_ops.config.fields import (
     operational_field,
     per_run_field,
 )
-from pipeline_ops.config.model_catalogue import Task, check_function, find_model, is_user_function
+from pipeline_ops.config.model_catalogue import (
+    Task,
+    check_function,
+    find_model,
+    is_user_function,
+    name_or_function,
+)
 from pipeline_ops.config.reading import suggest_name
 
 CountedMetric = Literal[
@@ -56,6 +62,7 @@ Measure = Literal["latency_milliseconds", "model_bytes", "drift", "serving_skew"
 one image. `drift` is the largest Jensen-Shannon distance of the training data to the reference
 data, which `preprocess.drift` describes. `serving_skew` is that of the training data to the
 requests, which `evaluate.serving_skew` describes."""
+Metric = Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure]
 _DISTANCES = {"drift": "the champion's data", "serving_skew": "the requests in production"}
 
 _METRICS: dict[Task, tuple[str, ...]] = {
@@ -152,9 +159,10 @@ class Rule(Section):
     """One rule of the gate, on the test split, with at least one bound."""
 
     metric: Annotated[
-        Literal[CountedMetric, ScoreMetric, ClassMetric, DetectionMetric, Measure],
+        Metric,
         WrapValidator(_check_metric),
         PlainSerializer(str),
+        name_or_function(get_args(Metric)),
     ]
     """For a classifier also `my_package.my_module:metric`, a function as in `train.metrics`. The
     value is the mean over the examples."""

@@ -32,7 +32,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+)
 from pydantic.fields import FieldInfo
 
 from pipeline_ops.config.reading import suggest_name
@@ -70,12 +77,12 @@ class Declarations:
     selects_program: bool = False
 
 
-_DECLARATIONS = frozenset(field.name for field in dataclasses.fields(Declarations))
+DECLARATIONS = frozenset(field.name for field in dataclasses.fields(Declarations))
 
 
 def config_field(default: Any, **options: Any) -> Any:
     """A field with `Declarations`. The other options go to pydantic."""
-    declared = {name: options.pop(name) for name in _DECLARATIONS & options.keys()}
+    declared = {name: options.pop(name) for name in DECLARATIONS & options.keys()}
     return Field(default, json_schema_extra=declared, **options)
 
 
@@ -103,6 +110,9 @@ def per_run_field(default: Any, **declarations: Any) -> Any:
 def fixed_field(default: Any, reason: str, **declarations: Any) -> Any:
     """A field that a run can never set, even if the author lists it in `per_run`."""
     return config_field(default, fixed=reason, **declarations)
+
+
+JsonSchema = dict[str, Any]
 
 
 class FieldError(ValueError):
@@ -133,6 +143,24 @@ class Section(BaseModel):
                     else self.model_dump(mode="json", include={name})[name]
                 )
         return values
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> JsonSchema:
+        schema = handler(core_schema)
+        cls.extend_json_schema(handler.resolve_ref_schema(schema))
+        return schema
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        """Adds the forms of the YAML that the fields do not show, for editors, in place."""
+
+
+def add_forms(schema: JsonSchema, *forms: JsonSchema) -> None:
+    """Changes a JSON schema to one that allows other forms, too."""
+    inner = {key: schema.pop(key) for key in [*schema] if key not in ("description", "default")}
+    schema["anyOf"] = [inner, *forms]
 
 
 def _check_pattern(pattern: str) -> str:

@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from pipeline_ops.config.fields import Section, config_field, get_declarations
 from pipeline_ops.config.reading import ConfigText, suggest_name
@@ -155,11 +162,13 @@ def _quantity(pattern: str, least: str, rule: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_TEXT_OR_NUMBER = WithJsonSchema({"type": ["string", "number"]})
 Cpu = Annotated[
     str,
     _quantity(
         r"[0-9]+(\.[0-9]+)?|[0-9]+m", "1m", "a number of cores, at least 1m, such as 4, 0.5 or 500m"
     ),
+    _TEXT_OR_NUMBER,
 ]
 Memory = Annotated[
     str,
@@ -168,6 +177,7 @@ Memory = Annotated[
         "64Mi",
         "a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least 64Mi",
     ),
+    _TEXT_OR_NUMBER,
 ]
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from pipeline_ops.config.keras_words import find_cure
 from pipeline_ops.config.reading import suggest_name
@@ -154,4 +154,14 @@ def check_function(path: str) -> str:
     return path
 
 
-UserFunction = Annotated[str, AfterValidator(check_function)]
+FUNCTION_SCHEMA = {"type": "string", "pattern": r"^[^\s:]+:[^\s:]+$"}
+"""How editors check the path of a function. All other rules are those of `check_function`."""
+UserFunction = Annotated[str, AfterValidator(check_function), WithJsonSchema(FUNCTION_SCHEMA)]
+
+
+def name_or_function(names: Iterable[str]) -> WithJsonSchema:
+    """Has editors offer the names, and accept the path of a function of the user's own as well."""
+    return WithJsonSchema({"type": "string", "anyOf": [{"enum": [*names]}, FUNCTION_SCHEMA]})
+
+
+ModelName = Annotated[str, AfterValidator(check_model), name_or_function(CATALOGUE)]

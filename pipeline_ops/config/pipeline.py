@@ -25,6 +25,7 @@ from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
     SAME_FOR_ALL_RUNS,
     FieldError,
+    JsonSchema,
     Scalar,
     Section,
     collect_fields,
@@ -81,6 +82,11 @@ class PipelineConfig(Section):
     empty list closes a key that is open otherwise."""
 
     _text: ConfigText = ConfigText(Path(), {}, {})
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        keys = [key for key, field in collect_fields(cls).items() if field.can_be_opened]
+        schema["properties"]["per_run"]["propertyNames"] = {"enum": keys}
 
     @field_validator("per_run")
     @classmethod

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, model_validator
 
 from pipeline_ops.config.fields import (
     FilePattern,
+    JsonSchema,
     Section,
     TaskSection,
     advanced_field,
     operational_field,
     per_run_field,
 )
-from pipeline_ops.config.sources import CatalogueOrUserSource, SplitName, select_source_tag
+from pipeline_ops.config.sources import (
+    CatalogueOrUserSource,
+    SplitName,
+    extend_source_schema,
+    select_source_tag,
+)
 
 
 class StageConfig(Section):
@@ -47,6 +54,35 @@ class StageConfig(Section):
                 served = {"served": value["served"]} if "served" in value else {}
                 return {"name": name, "parameters": parameters or {}, **served}
         return value
+
+
+def make_stage_schema(
+    long_form: JsonSchema, stages: Mapping[str, JsonSchema], alone: Sequence[str]
+) -> JsonSchema:
+    """Returns the JSON schema of a stage with all of its forms.
+
+    Args:
+      long_form: that of `StageConfig`.
+      stages: those of the parameters, by stage.
+      alone: the stages that have no required parameter.
+    """
+    names = {"enum": [*long_form["properties"]]}
+    hidden = {key: each | {"doNotSuggest": True} for key, each in long_form["properties"].items()}
+    mapping = {
+        "type": "object",
+        "properties": {**hidden, "served": long_form["properties"]["served"], **stages},
+        "patternProperties": {":": {"type": ["object", "null"]}},
+        "additionalProperties": False,
+        "if": {"required": ["name"]},
+        "then": {"propertyNames": names},
+        "else": {
+            "if": {"required": ["served"]},
+            "then": {"minProperties": 2, "maxProperties": 2},
+            "else": {"minProperties": 1, "maxProperties": 1},
+        },
+    }
+    text = {"type": "string", "anyOf": [{"enum": [*alone]}, {"pattern": ":"}]}
+    return {"description": long_form["description"], "anyOf": [mapping, text]}
 
 
 class Split(Section):
@@ -252,3 +288,7 @@ class Preprocess(TaskSection):
     uses that data set and preprocesses no data. Null uses the present raw files. If there is no
     such data set, the first task fails and lists the existing ones."""
     runner: BeamRunner = operational_field(BeamRunner(), is_advanced=True)
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        extend_source_schema(schema["properties"]["source"])

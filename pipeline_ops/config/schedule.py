@@ -22,7 +22,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.fields import FieldError, Section, advanced_field
+from pipeline_ops.config.fields import (
+    FieldError,
+    JsonSchema,
+    Section,
+    add_forms,
+    advanced_field,
+)
 from pipeline_ops.config.reading import suggest_name
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
@@ -50,6 +56,10 @@ class AssetName(Section):
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        add_forms(schema, {"type": "string"})
 
     @field_validator("name", "uri")
     @classmethod
@@ -85,6 +95,10 @@ class Schedule(Section):
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
         return {"cron": value} if isinstance(value, str) else {} if value is None else value
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        add_forms(schema, {"type": ["string", "null"]})
 
     @field_validator("cron")
     @classmethod

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.fields import Section, operational_field
-from pipeline_ops.config.train import Monitor
+from pipeline_ops.config.fields import JsonSchema, Section, collect_fields, operational_field
+from pipeline_ops.config.train import Monitor, Train
 
 MAX_TRIALS = 256
 
@@ -69,6 +69,12 @@ class Search(Section):
             if isinstance(values, list) and not values:
                 raise ValueError(f"parameters.{key} has no values")
         return value
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        keys = [f"train.{key}" for key in collect_fields(Train)]
+        names = {"anyOf": [{"enum": keys}, {"pattern": r"^train\."}]}
+        schema["properties"]["parameters"]["propertyNames"] = names
 
     @model_validator(mode="after")
     def _validate_combination(self) -> Search:

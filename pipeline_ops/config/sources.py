@@ -28,7 +28,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args
 
 from pydantic import Field, Tag, TypeAdapter, ValidationError, field_validator, model_validator
 
-from pipeline_ops.config.fields import Section, advanced_field, operational_field
+from pipeline_ops.config.fields import (
+    JsonSchema,
+    Section,
+    add_forms,
+    advanced_field,
+    operational_field,
+)
+from pipeline_ops.config.schema import make_case
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.open_store import check_no_credentials, is_remote
 from pipeline_ops.storage.store_options import READ_SCHEMES
@@ -233,6 +240,10 @@ class FieldBoxOptions(BoxOptions):
     @classmethod
     def _read_short_form(cls, value: Any) -> Any:
         return {"field": value} if isinstance(value, str) else value
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        add_forms(schema, {"type": "string"})
 
 
 class FieldsSource(PackedSource):
@@ -653,6 +664,12 @@ class OwnCodeSource(AnnotatedSource):
         own = {name: value[name] for name in value if name not in cls.model_fields}
         return {name: value[name] for name in value if name not in own} | {"parameters": own}
 
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        schema["additionalProperties"] = True
+        names = {"propertyNames": {"enum": [*schema["properties"]]}}
+        schema |= {"if": {"required": ["parameters"]}, "then": names}
+
     @property
     def code_name(self) -> str:
         """`module:name` of the code, or the name of an entry point."""
@@ -747,3 +764,17 @@ CatalogueOrUserSource = (
     | Annotated[BeamSource, Tag(BEAM_TAG)]
     | Annotated[UserSource, Tag(_USER_TAG)]
 )
+
+
+def extend_source_schema(union: JsonSchema) -> None:
+    """Makes one schema of those of the catalogue, of `BeamSource` and of `UserSource`, in place."""
+    schema, beam, user = union.pop("oneOf")
+    own = sorted({*list_published_names(ENTRY_POINT_GROUP)} - CATALOGUE_TYPES - {BEAM_TAG})
+    is_own = {"type": "string", "anyOf": [{"pattern": ":"}, *([{"enum": own}] if own else [])]}
+    names = schema["properties"]["type"]
+    names["enum"].append(BEAM_TAG)
+    names["enumDescriptions"].append(BeamSource.__doc__)
+    schema["properties"]["type"] = {"anyOf": [names, is_own]}
+    schema["allOf"] += [make_case("type", {"const": BEAM_TAG}, beam)]
+    schema["allOf"] += [make_case("type", is_own, user)]
+    union |= schema

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from pipeline_ops.config.evaluate import (
     DetectionMetric,
@@ -22,21 +23,27 @@ from pipeline_ops.config.evaluate import (
 from pipeline_ops.config.fields import (
     FieldError,
     FilePattern,
+    JsonSchema,
     Section,
     TaskSection,
+    add_forms,
     advanced_field,
     operational_field,
     per_run_field,
 )
 from pipeline_ops.config.keras_words import find_cure
 from pipeline_ops.config.model_catalogue import (
+    CATALOGUE,
+    FUNCTION_SCHEMA,
+    ModelName,
     Task,
     UserFunction,
     check_function,
-    check_model,
     find_model,
     is_user_function,
+    name_or_function,
 )
+from pipeline_ops.config.schema import make_case
 from pipeline_ops.config.train_rules import UNDIVIDED, Strategy, refuse_values
 from pipeline_ops.storage.open_store import check_no_credentials
 
@@ -379,10 +386,12 @@ def _check_optimizer(name: str) -> str:
 class Optimizer(Section):
     """A Keras optimizer on the gradient of the global batch."""
 
-    name: Annotated[str, AfterValidator(_check_optimizer)] = per_run_field(
-        "adam",
-        run_pattern="|".join(OPTIMIZERS),
-        run_pattern_description=f"one of {', '.join(OPTIMIZERS)}",
+    name: Annotated[str, AfterValidator(_check_optimizer), name_or_function(OPTIMIZERS)] = (
+        per_run_field(
+            "adam",
+            run_pattern="|".join(OPTIMIZERS),
+            run_pattern_description=f"one of {', '.join(OPTIMIZERS)}",
+        )
     )
     """adam, adamw, rmsprop or sgd. Or any optimizer of Keras, `keras.optimizers:Lion`, and a class
     or a function of your own that makes one. `class` is another word for this key."""
@@ -424,6 +433,10 @@ class Optimizer(Section):
             raise ValueError(f"name ({others['name']}) and class ({path}) say the same. Use one.")
         module, _, name = path.rpartition("." if ":" not in path else ":")
         return others | {"name": f"{module}:{name}"}
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        schema["properties"]["class"] = {"type": "string", "description": "Another word for name."}
 
     @property
     def is_own(self) -> bool:
@@ -580,10 +593,30 @@ def _to_metric(value: Any) -> Any:
     return entry if any(entry.values()) or len(entry) != 1 else next(iter(entry))
 
 
+def _with_arguments(**arguments: JsonSchema) -> JsonSchema:
+    """Returns the JSON schema of paths of functions, each with its arguments."""
+    return {
+        "type": "object",
+        "propertyNames": FUNCTION_SCHEMA,
+        "additionalProperties": {"type": "object", "properties": arguments},
+    }
+
+
+def _take_only(names: Iterable[str]) -> JsonSchema:
+    """Returns the JSON schema of a mapping that has no other keys."""
+    return {"properties": {name: {} for name in names}, "additionalProperties": False}
+
+
+_CALLBACK_SCHEMA = {"anyOf": [FUNCTION_SCHEMA, _with_arguments()]}
+_METRIC_SCHEMA = {
+    "anyOf": [FUNCTION_SCHEMA, _with_arguments(mode={"enum": [*get_args(Mode)]})],
+}
+
+
 class Train(TaskSection):
     """Shards to trained weights and a candidate SavedModel."""
 
-    model: Annotated[str, AfterValidator(check_model)]
+    model: ModelName
     """A name from the model catalogue (`config/model_catalogue.py`), or
     `my_package.my_module:build`, a function or a subclass of `keras.Model` of your own."""
     model_parameters: dict[str, Any] = {}
@@ -594,7 +627,9 @@ class Train(TaskSection):
     as `keras.losses:CategoricalFocalCrossentropy: {gamma: 3}`. Null is cross-entropy."""
     loss_arguments: dict[str, Any] = advanced_field({})
     """The arguments of `loss`, which may also stand behind its path."""
-    metrics: list[Annotated[str | dict[str, Any], AfterValidator(_to_metric)]] = advanced_field([])
+    metrics: list[
+        Annotated[str | dict[str, Any], AfterValidator(_to_metric), WithJsonSchema(_METRIC_SCHEMA)]
+    ] = advanced_field([])
     """Functions `my_package.my_module:metric`, each like `loss`. They are reported under the
     function's name, next to accuracy. What is monitored, searched for or compared needs its better
     direction: `my_package.my_module:metric: {mode: min}`, or max. Arguments stand beside it,
@@ -695,9 +730,11 @@ class Train(TaskSection):
     reduce_learning_rate: ReduceLearningRate | None = None
     best_checkpoint: BestCheckpoint | None = BestCheckpoint()
     on_divergence: Divergence = advanced_field(Divergence())
-    callbacks: list[Annotated[str | dict[str, Any], AfterValidator(_to_callback)]] = advanced_field(
-        []
-    )
+    callbacks: list[
+        Annotated[
+            str | dict[str, Any], AfterValidator(_to_callback), WithJsonSchema(_CALLBACK_SCHEMA)
+        ]
+    ] = advanced_field([])
     """Callbacks of Keras: classes, objects, or functions that return them, such as
     `my_package.my_module:MyCallback`, or with arguments, `keras.callbacks:CSVLogger: {filename:
     log.csv}` (docs/training-options.md)."""
@@ -741,6 +778,24 @@ class Train(TaskSection):
         if isinstance(weights, dict):
             value = {**value, "class_weights": False, "weights_by_class": weights}
         return value
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchema) -> None:
+        properties = schema["properties"]
+        add_forms(properties["loss"], _with_arguments() | {"minProperties": 1, "maxProperties": 1})
+        weight = {"type": "number", "minimum": 0}
+        add_forms(properties["class_weights"], {"type": "object", "additionalProperties": weight})
+        models: dict[tuple[str, ...], list[str]] = {}
+        for name, model in CATALOGUE.items():
+            models.setdefault(model.parameters, []).append(name)
+        schema["allOf"] = [
+            make_case(
+                "model",
+                {"enum": names},
+                {"properties": {"model_parameters": _take_only(parameters)}},
+            )
+            for parameters, names in models.items()
+        ]
 
     @field_validator("warm_start")
     @classmethod

@@ -6,7 +6,6 @@ a list of all versions would be part of the serialized DAG, and each new one wou
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from pipeline_ops.config.fields import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.run_conf import list_settable_keys
+from pipeline_ops.config.schema import read_properties
 
 _SCALARS = ("integer", "number", "boolean", "string")
 _COPIED_KEYWORDS = ("enum", "pattern", "minLength", "maxLength")
@@ -93,7 +93,7 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
         return None
     if value == "" or isinstance(value, Section):
         return None
-    schema = _extract_scalar_schema(_read_schema_properties(type(section))[name])
+    schema = _extract_scalar_schema(read_properties(type(section))[name])
     if field.key in config.per_run and not _allows_folders(config, field):
         others = [allowed for allowed in config.per_run[field.key] if allowed != value]
         schema["enum"] = [value, *others]
@@ -120,21 +120,22 @@ def _allows_folders(config: PipelineConfig, field: ConfigField) -> bool:
     return field.is_path and any(map(is_folder, map(str, config.per_run.get(field.key, []))))
 
 
-@functools.cache  # a hundredth of a second each time
-def _read_schema_properties(section: type[Section]) -> dict[str, Any]:
-    properties: dict[str, Any] = section.model_json_schema()["properties"]
-    return properties
-
-
 def _extract_scalar_schema(field: dict[str, Any]) -> dict[str, Any]:
-    if field.get("type") in _SCALARS:
-        return {"type": field["type"]} | _extract_constraints(field)
-    choices = field.get("anyOf", [])
-    scalars = [choice for choice in choices if choice.get("type") in _SCALARS]
-    if len(scalars) == 1 and {"type": "null"} in choices:
-        schema = {"type": ["null", scalars[0]["type"]]} | _extract_constraints(scalars[0])
-        return schema | {"enum": [*schema["enum"], None]} if "enum" in schema else schema
-    return {}
+    types = {
+        kind: choice
+        for choice in ([field] if "type" in field else field.get("anyOf", []))
+        for kind in _list_types(choice)
+    }
+    scalars = [kind for kind in types if kind in _SCALARS]
+    if len(scalars) != 1:
+        return {}
+    [kind] = scalars
+    return {"type": ["null", kind] if "null" in types else kind} | _extract_constraints(types[kind])
+
+
+def _list_types(schema: Mapping[str, Any]) -> list[str]:
+    types = schema.get("type", [])
+    return [types] if isinstance(types, str) else types
 
 
 def _extract_constraints(schema: Mapping[str, Any]) -> dict[str, Any]:

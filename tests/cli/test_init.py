@@ -13,10 +13,12 @@ import cv2
 import numpy as np
 import pytest
 import yaml
+from editor_schema import find_problems
 from job_chain import run_jobs
 
 from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.commands.init import make_name
+from pipeline_ops.cli.commands.schema import FILE_NAME
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.train import Train
 from pipeline_ops.models import build_model
@@ -67,6 +69,10 @@ class Data:
         assert status == 0, errors
         [file] = self.configs
         assert main(["validate", str(file)]) == 0, self._capsys.readouterr().err
+        assert find_problems(file) == []
+        schema = REPOSITORY / "configs" / FILE_NAME
+        assert (file.parent / FILE_NAME).read_text() == schema.read_text()
+        assert file.read_text().startswith(f"# yaml-language-server: $schema={FILE_NAME}\n")
         self._capsys.readouterr()
         return yaml.safe_load(file.read_text()), output
 

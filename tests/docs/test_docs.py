@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from config_files import write_config
+from editor_schema import find_problems
 from job_chain import run_jobs
 
 from beam_jobs.io import raw
@@ -115,6 +116,7 @@ def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
     file.write_text(yaml.safe_dump(example, sort_keys=False))
     config = load_config(file)
     check_stages(config.preprocess, file)
+    assert find_problems(file) == []
 
 
 def command_lines(block: Block) -> list[list[str]]:

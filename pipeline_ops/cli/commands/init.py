@@ -25,6 +25,7 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
     parse_overrides,
 )
+from pipeline_ops.cli.commands.schema import FILE_NAME, render_schema
 from pipeline_ops.cli.first_config.settings import Budget, choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.errors import ConfigError, DataError
@@ -159,13 +160,25 @@ def init(arguments: argparse.Namespace) -> int:
         (place.write if arguments.force else place.create)(text.encode())
     except FileExistsError:
         raise exists from None
+    written = [str(output), *_write_schema(output.parent / FILE_NAME)]
     print(_make_printable(str(folder)))
     for name, fact in _list_facts(match, data, budget, view.is_complete):
         print(f"  {name:<10}{_make_printable(fact)}")
     command = f"trainyard {{}} {output}"
-    print(f"\nWrote {output}\n\nNext:  {command.format('validate')} --deep")
+    print(f"\nWrote {', '.join(written)}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
     return 0
+
+
+def _write_schema(file: Path) -> Iterator[str]:
+    """Writes the JSON schema that the config names, if it is missing or another one.
+
+    Yields the words about it.
+    """
+    text = render_schema()
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        open_path(file).write(text.encode())
+        yield f"and {file}, by which editors check and explain it"
 
 
 def _find_question(
@@ -195,6 +208,7 @@ def _render_config(reason: str, data: DataSummary, **values: Any) -> str:
         "first_config.yaml",
         reason=textwrap.wrap(_make_printable(f"{reason}."), _MAX_HEAD_COLUMNS - 2),
         data=data,
+        schema_name=FILE_NAME,
         number="{:,}".format,
         make_printable=_make_printable,
         dump=partial(yaml.safe_dump, default_flow_style=True, **_DUMP_OPTIONS),

@@ -55,7 +55,7 @@ def stages(arguments: argparse.Namespace) -> int:
 
     if arguments.name:
         stage = find_stage(arguments.name)
-        print(f"{arguments.name}\n\n{_get_docstring(stage)}\n")
+        print(f"{arguments.name}\n\n{get_docstring(stage)}\n")
         for line, description in _iterate_parameters(stage):
             print(f"    {line}")
             if description:
@@ -67,7 +67,7 @@ def stages(arguments: argparse.Namespace) -> int:
         except ConfigError as error:  # in one package: the stages of the others are still listed
             print(f"{name:<12}{error}")
             continue
-        print(f"{name:<12}{_get_docstring(stage).partition(chr(10))[0]}")
+        print(f"{name:<12}{get_docstring(stage).partition(chr(10))[0]}")
         for line, _ in _iterate_parameters(stage):
             print(f"    {line}")
     print(
@@ -77,7 +77,7 @@ def stages(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _get_docstring(stage: Any) -> str:
+def get_docstring(stage: Any) -> str:
     return inspect.getdoc(inspect.getmodule(stage.function)) or inspect.getdoc(stage.function) or ""
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
-import shutil
-import subprocess
 from email.utils import formatdate
 from pathlib import Path
 
-from pipeline_ops.system.locks import exclusive_lock
+from npm_packages import install_package
 
 from .servers import ServerProcess, send
 
@@ -53,25 +50,6 @@ class AzureServer(ServerProcess):
         }
 
 
-def find_missing_program() -> str | None:
-    """The program without which Azurite can't run here."""
-    return next((name for name in ("node", "npm") if shutil.which(name) is None), None)
-
-
 def install_azurite() -> Path:
     """The program, fetched if this user does not have it yet: about half a minute, 190 MB."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard-tests"
-    folder = cache / f"azurite-{_VERSION}"
-    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    cache.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(cache / "azurite.lock", "the installation of Azurite", wait_seconds=300):
-        if not program.is_file():
-            staging = cache / "azurite-staging"
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir()
-            quiet = ["--no-audit", "--no-fund", "--loglevel=error", "--ignore-scripts"]
-            subprocess.run(
-                ["npm", "install", *quiet, f"azurite@{_VERSION}"], cwd=staging, check=True
-            )
-            staging.rename(folder)
-    return program
+    return install_package("azurite", _VERSION) / "dist" / "src" / "blob" / "main.js"

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from npm_packages import find_missing_program
 
-from .azure_server import AzureServer, find_missing_program
+from .azure_server import AzureServer
 from .gcs_server import GcsServer
 from .s3_server import S3Server
 

@@ -8,6 +8,7 @@ job, and never an unknown job.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 
@@ -25,6 +26,28 @@ _LOST_SECONDS = 300.0
 _REQUEST_SECONDS = 10
 """How long the end of a job waits for a store that is away, before its processes are killed."""
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class SilenceClock:
+    """Measures for how long a place has not answered while its job made no progress."""
+
+    _since: float | None = None
+    _progress_bytes: int = -1
+
+    def reset(self) -> None:
+        """The place has answered."""
+        self._since = None
+
+    def measure(self, now: float, progress_bytes: int) -> float:
+        """Returns the seconds at a time at which the place does not answer.
+
+        `progress_bytes` is the length of the job's progress file. Silence and a file that has grown
+        both begin anew, with 0.
+        """
+        if self._since is None or progress_bytes != self._progress_bytes:
+            self._since, self._progress_bytes = now, progress_bytes
+        return now - self._since
 
 
 class JobHandle:
@@ -45,8 +68,7 @@ class JobHandle:
         """The digest of the request, in the process that has written it."""
         self._lost_seconds = lost_seconds
         self._next_check = 0.0
-        self._unreachable_since: float | None = None
-        self._progress_bytes = -1
+        self._silence = SilenceClock()
 
     @property
     def reason(self) -> str:
@@ -78,8 +100,15 @@ class JobHandle:
         if status or time.monotonic() < self._next_check:
             return status
         self._next_check = time.monotonic() + self.place.check_seconds
-        state = self._ask_place()
-        if state is None or state.may_run:
+        try:
+            state = self.place.find(self.attempt)
+        except (MachineError, ConfigError) as error:  # a login may have expired meanwhile
+            if not self._is_lost(problem := str(error)):
+                return None
+            state = self._make_lost_state(problem)
+        else:
+            self._silence.reset()
+        if state.may_run:
             return None
         time.sleep(_FINAL_CHECK_SECONDS)  # it may have ended between the two checks
         status, problem = self._try_read_status()
@@ -114,29 +143,24 @@ class JobHandle:
             _log.warning("The remains of the job were not removed: %s", error)
             return False
 
-    def _ask_place(self) -> JobState | None:
-        """The state of the job in its place. None if the place can't be reached.
+    def _is_lost(self, problem: str) -> bool:
+        """Returns whether the job counts as lost, because its place cannot be reached.
 
-        After a long time without an answer and without progress, the job is lost. It is asked to
-        end through the store, because it may still run.
+        A lost job is asked to end through the store, because it may still run. The next process
+        that looks at the job learns from this request that it is lost.
         """
-        try:
-            state = self.place.find(self.attempt)
-        except (MachineError, ConfigError) as error:  # a login may have expired meanwhile
-            problem = str(error)
-        else:
-            self._unreachable_since = None
-            return state
+        if read_cancellation_reason(self.attempt) == LOST:
+            return True
         offset, tail = self.attempt.progress.read_log_end(1)
-        now, size = time.monotonic(), offset + len(tail)
-        if self._unreachable_since is None or size != self._progress_bytes:
-            self._unreachable_since, self._progress_bytes = now, size
+        seconds = self._silence.measure(time.monotonic(), offset + len(tail))
+        if not seconds:
             _log.warning("The place of the job can't be reached, and the job goes on: %s", problem)
-        is_lost = read_cancellation_reason(self.attempt) == LOST
-        if not is_lost and now - self._unreachable_since < self._lost_seconds:
-            return None
-        if not is_lost:  # the next process to look at the job learns it from this file
-            request_cancellation(self.attempt, LOST)
+        if seconds < self._lost_seconds:
+            return False
+        request_cancellation(self.attempt, LOST)
+        return True
+
+    def _make_lost_state(self, problem: str) -> JobState:
         return JobState(
             "ended",
             f"the job has made no progress for {self._lost_seconds:.0f} s, and the place where it "

@@ -99,13 +99,18 @@ class JobOperator(BaseOperator):
         return self.job
 
     def execute(self, context: Context) -> str:
+        """Follows the job of an earlier try, or starts one, and waits for it.
+
+        Before a start it prepares what the plan needs, plans, which only reads, and protects what
+        the run uses from `trainyard gc`. A plan that finds the result starts nothing.
+        """
         run = self._load_run(context)
         with self._fail_on_error(run):
             place = open_place(run.config, self.job)
             self._handle = find_running_job(run, self.record_name, place)
         if self._handle is None:
             with self._fail_on_error(run):
-                plan = self._plan_and_record_use(run, place)
+                plan = self._plan_and_protect(run, place)
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
                 record = TaskRecord(state="success", cached=True, reason=plan.reason)
@@ -174,18 +179,15 @@ class JobOperator(BaseOperator):
         with cache_requests():
             manifests = pull_manifests(run, KINDS[self.job].reads)
             self.check_preconditions(run, manifests)
-            return plan_job(self.job, run.config, run.run_id, manifests, place, records_use=True)
+            return plan_job(self.job, run.config, run.run_id, manifests, place)
 
-    def _plan_and_record_use(self, run: TaskRun, place: Place) -> JobPlan:
+    def _plan_and_protect(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job, and keeps `trainyard gc` from removing what it relies on."""
         while True:
             plan = self._plan_job(run, place)
             inputs = [entry.uri for entry in plan.request.inputs.values()]
-            if plan.is_cached:
-                is_there = run.layout.locate(plan.manifest).exists()
-            else:
-                is_there = record_use(run.config.root, inputs)
-            if is_there:  # otherwise it was removed in the meantime
+            used = [str(plan.manifest)] if plan.is_cached else inputs
+            if record_use(run.config.root, used):  # otherwise it was removed in the meantime
                 return plan
 
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
@@ -308,9 +310,9 @@ class TrainOperator(JobOperator):
     job = "train"
     ui_color = "#7a4fa3"
 
-    def _plan_and_record_use(self, run: TaskRun, place: Place) -> JobPlan:
+    def _plan_and_protect(self, run: TaskRun, place: Place) -> JobPlan:
         """Plans the job. A data set that is too small is refused before hosts are asked for."""
-        plan = super()._plan_and_record_use(run, place)
+        plan = super()._plan_and_protect(run, place)
         if not plan.is_cached:
             uri = plan.request.inputs["preprocess"].uri
             dataset = DatasetFigures.model_validate(

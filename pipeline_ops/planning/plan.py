@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline_ops.artifacts.dataset import compute_split_digest
 from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests, usage_file
+from pipeline_ops.artifacts.layout import Layout, iterate_manifests
 from pipeline_ops.artifacts.manifest import (
     BASE,
     NAME,
@@ -80,7 +80,6 @@ class _Run:
     run_id: str
     manifests: Mapping[str, str]
     place: Place
-    records_use: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -101,16 +100,13 @@ def plan_job(
     run_id: str,
     manifests: Mapping[str, str],
     place: Place | None = None,
-    records_use: bool = False,
 ) -> JobPlan:
-    """Plans one job.
+    """Plans one job. A plan only reads.
 
     Args:
       run_id: the run. It does not influence the fingerprint.
       manifests: URIs of the manifests that earlier jobs left, by job.
       place: the place where the job runs. None opens the config's.
-      records_use: records that a run uses the artifact. The caller checks afterwards that it still
-        exists (`retention/collector.py`).
 
     Raises:
       DataError: an input is missing or does not match its manifest.
@@ -119,7 +115,7 @@ def plan_job(
     with cache_requests():
         _read_ahead(job, config, manifests)
         place = place or open_place(config, job)
-        return _PLANNERS[job](_Run(config, run_id, manifests, place, records_use))
+        return _PLANNERS[job](_Run(config, run_id, manifests, place))
 
 
 def _plan_preprocess(run: _Run) -> JobPlan:
@@ -265,16 +261,10 @@ def _request(
 def _plan_given(run: _Run, version: str) -> JobPlan:
     """Plans the use of an existing data set, whatever its inputs and code."""
     path = find_dataset(run.layout, version)
-    _record_use(run, path.parent)
     manifest = read_manifest(path)
     request = _request("preprocess", run, manifest.fingerprint, manifest.inputs)
     request = request.model_copy(update={"artifact": str(path.parent)})
     return JobPlan(request, path, True, f"preprocess.dataset asks for the data set {version}")
-
-
-def _record_use(run: _Run, artifact: StorePath) -> None:
-    if run.records_use:
-        usage_file(run.layout.locate(artifact)).write(b"")
 
 
 def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
@@ -284,7 +274,6 @@ def _digests(inputs: Mapping[str, Input]) -> dict[str, str]:
 def _decide(request: Request, run: _Run) -> JobPlan:
     path = open_near(run.config.root, request.artifact) / NAME
     _prefetch_artifact(path.parent)
-    _record_use(run, path.parent)
     if not path.exists():
         return JobPlan(request, path, False, _why_new(request, run.layout))
     manifest = read_manifest(path)

@@ -411,12 +411,13 @@ def _find_folder_problems(
 
 
 def find_config_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    """The YAML files among and directly inside the given places, sorted within a folder.
+    """The YAML files among and directly inside the given folders, sorted within a folder.
 
     Hidden files are left out, because editors keep their locks and copies in them.
     """
     for path in map(Path, paths):
         if path.is_dir():
-            yield from sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
+            files = [*path.glob("*.yaml"), *path.glob("*.yml")]
+            yield from sorted(file for file in files if not file.name.startswith("."))
         else:
             yield path

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from pipeline_ops.config.fields import JsonSchema, Section, collect_fields, operational_field
 from pipeline_ops.config.train import Monitor, Train
@@ -33,6 +33,16 @@ class Range(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
+def _tag_values(value: Any) -> str:
+    return "[range]" if isinstance(value, (dict, Range)) else "[list]"
+
+
+_Values = Annotated[
+    Annotated[list[Any], Tag("[list]")] | Annotated[Range, Tag("[range]")],
+    Discriminator(_tag_values),
+]
+
+
 class Search(Section):
     """The trials of a search, one for each combination of parameters.
 
@@ -42,7 +52,7 @@ class Search(Section):
     method: Literal["grid", "random"] = "grid"
     """The sampler of Optuna. `grid`: every combination of the values. `random`: a number of
     combinations."""
-    parameters: dict[str, list[Any] | Range] = Field(min_length=1)
+    parameters: dict[str, _Values] = Field(min_length=1)
     """The values by dotted key of `train`: a list, or for `random` also `{low, high, scale}`."""
     trials: int | None = Field(None, ge=1, le=MAX_TRIALS)
     """Number of combinations. Only for `random`."""

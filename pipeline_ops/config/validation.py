@@ -67,15 +67,20 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def validate_section(model: type[_SectionT], text: ConfigText) -> _SectionT:
-    """Returns the section. Raises ConfigError with a line for each problem."""
+    """Returns the section. Raises ConfigError with a line for each problem.
+
+    Missing keys come last: one may be missing because its name is misspelt.
+    """
     try:
         return model.model_validate(text.values, context=text.values)
     except ValidationError as error:
-        lines = [
-            _describe(model, text, problem)
+        problems = [
+            problem
             for problem in error.errors(include_url=False)
             if problem["loc"][-1:] != ("str",)  # another type is allowed there, and says more
         ]
+        problems.sort(key=lambda problem: problem["type"] == "missing")
+        lines = [_describe(model, text, problem) for problem in problems]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -140,9 +145,10 @@ def _strip_tags(model: type[Section], location: Sequence[str | int]) -> tuple[li
     """Returns a location as in the YAML, and the class of the innermost section on the way there.
 
     Where several sections are possible, pydantic puts the value of their `type` into the location.
+    A part in brackets is none of the YAML: pydantic's `[key]` of a wrong key, and our own tags.
     """
     section: Any = model
-    plain, parts = [], [part for part in location if part != "[key]"]  # of a wrong key
+    plain, parts = [], [part for part in location if not re.fullmatch(r"\[.+\]", str(part))]
     while parts:
         part = parts.pop(0)
         plain.append(part)

@@ -18,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import inspect
 import logging
 import os
 import re
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,26 +137,50 @@ def _describe_error(file: Path, error: BaseException) -> str:
 
 def _make_dag(pipeline: _Pipeline, customize: _Customize | None) -> DAG:
     if pipeline.config is None:
-        return _make_broken_dag(pipeline, pipeline.problem)
+        cure = f"Check the file with\n\n    trainyard validate {pipeline.file}\n"
+        return _make_broken_dag(pipeline, pipeline.problem, cure)
     try:
         dag = make_dag(pipeline.config)
-        if customize:
-            with dag:  # so that operators made there belong to it
-                customize(dag, pipeline.config)
-        # Airflow checks both itself, where an error fails the whole file.
-        dag.validate()  # type: ignore[no-untyped-call]
-        dag.check_cycle()
-        return dag
+        _check_dag(dag)
     except ANY_ERROR as error:
         return _make_broken_dag(pipeline, _describe_error(pipeline.file, error))
+    if customize:
+        try:
+            with dag:  # so that operators made there belong to it
+                customize(dag, pipeline.config)
+            _check_dag(dag)
+        except ANY_ERROR as error:
+            return _make_broken_dag(pipeline, _describe_hook_error(pipeline, customize, error))
+    return dag
 
 
-def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
+def _check_dag(dag: DAG) -> None:
+    """Does what Airflow does itself, where an error fails the whole file."""
+    dag.validate()  # type: ignore[no-untyped-call]
+    dag.check_cycle()
+
+
+def _describe_hook_error(pipeline: _Pipeline, customize: _Customize, error: BaseException) -> str:
+    """Returns a message with the file and the line in the code of the function."""
+    _log.error("customize cannot be used for %s", pipeline.name, exc_info=error)
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    if code := getattr(inspect.unwrap(customize), "__code__", None):
+        own = [frame for frame in frames if frame[0] == code.co_filename]
+        frames = own or [(code.co_filename, code.co_firstlineno)]  # such as a cycle of tasks
+    file, line = frames[-1]
+    return (
+        f"{file}:{line}: customize failed for the pipeline {pipeline.name}: "
+        f"{type(error).__name__}: {str(error)[:1000]}. Correct the function."
+    )
+
+
+def _make_broken_dag(pipeline: _Pipeline, problem: str, cure: str = "") -> DAG:
     """Makes the DAG that stands for a pipeline until its file is fixed."""
     message = problem[:_MAX_MESSAGE]
     title = f"Broken: {message.splitlines()[0][:500]}"
     with DAG(
         pipeline.name,
+        auto_register=False,
         description=title,
         schedule=None,
         start_date=_START,
@@ -165,11 +191,10 @@ def _make_broken_dag(pipeline: _Pipeline, problem: str) -> DAG:
         default_args={"retries": 1, "retry_delay": dt.timedelta(0)},
         tags=["trainyard", BROKEN],
         doc_md=(
-            f"# {pipeline.name} is broken\n\nIts config is not valid, so no run can start. "
-            "The history stays. The pipeline returns when the file is fixed.\n\n"
+            f"# {pipeline.name} is broken\n\nNo run can start. "
+            "The history stays. The pipeline returns when the problem is solved.\n\n"
             # Indented, so that it is not read as Markdown.
-            f"{textwrap.indent(message, '    ')}\n\n"
-            f"Check the file with\n\n    trainyard validate {pipeline.file}\n"
+            f"{textwrap.indent(message, '    ')}\n\n{cure}"
         ),
     ) as dag:
         task_ids = _list_task_ids(pipeline.values)

@@ -43,6 +43,7 @@ def make_dag(config: PipelineConfig) -> DAG:
     ref = PipelineRef.from_config(config).to_json()
     with DAG(
         config.pipeline,
+        auto_register=False,  # or Airflow would take a DAG that `make_dags` has dropped
         description=config.description,
         schedule=make_timetable(config),
         start_date=_START,

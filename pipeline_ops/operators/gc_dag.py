@@ -25,6 +25,7 @@ def make_gc_dag(configs: Sequence[PipelineConfig], dag_id: str = DAG_ID) -> DAG:
     """Makes the DAG, for at least one pipeline."""
     with DAG(
         dag_id,
+        auto_register=False,
         description="Removes runs and artifacts that nothing needs, as storage.keep asks.",
         schedule=_SCHEDULE,
         start_date=_START,

@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from config.cases import parse_cases
+from config_files import write_config
+
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.errors import ConfigError
 
 WRONG = r"""
 pipeline: small -> pipeline: small\nzzz: 1
@@ -150,3 +156,31 @@ def test_a_strategy_named_as_in_tensorflow_gets_our_name(complaint, strategy, ne
     found = complaint("digits_cnn", f"digits_cnn\n  strategy: {strategy}")
     rule = f"unknown name '{strategy}'; the nearest valid name is '{nearest}'"
     assert found.endswith(f"small.yaml:8: train.strategy: {rule}")
+
+
+RATE = "train.optimizer.learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"min": 0.1, "max": 1, "log": True}, "min: unknown key; "),
+        ({"low": 2, "high": 1}, "low must be less than high, got 2 and 1"),
+        ({"low": 2}, "high: required, but not given"),
+        (0.1, "must be a list"),
+    ],
+)
+def test_wrong_values_of_a_search_are_told_once_and_as_in_the_yaml(tmp_path, values, rule):
+    search = {"method": "random", "trials": 2, "parameters": {RATE: values}}
+    with pytest.raises(ConfigError) as error:
+        load_config(write_config(tmp_path, {"search": search}))
+    text = str(error.value)
+    assert f": search.parameters.{RATE}" in text and rule in text
+    assert not re.search(r"function-|list\[|\[range|Range", text)
+    assert ("must be a list" in text) == (values == 0.1)
+
+
+def test_an_unknown_key_is_told_before_what_is_missing(complaint):
+    found = complaint("evaluate:", "evalute:").splitlines()
+    assert "evalute: unknown key; the nearest valid name is 'evaluate'" in found[0]
+    assert found[1].endswith("evaluate: required, but not given")

@@ -146,14 +146,46 @@ def test_the_dag_file_of_the_repository_has_a_dag_for_each_file_and_no_import_er
     assert bag.dags.keys() == {"good", "one"} and bag.import_errors == {}
 
 
-def test_a_hook_that_fails_breaks_its_pipeline_alone(tmp_path):
-    def customize(dag, config):
-        if config.pipeline == "one":
-            raise LookupError("no such team")
+HOOK = """
+from beam_jobs.stages import check_stages
+from pipeline_ops.operators.dags import make_dags  # airflow
 
+def customize(dag, config):
+    dag.max_active_tasks = 3
+    if config.pipeline == "one":
+        {fault}
+
+globals().update(make_dags([{folder!r}], check_stages, customize=customize))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "line", "wrong"),
+    [
+        ('raise LookupError("no such team")', 8, "LookupError: no such team"),
+        ('dag.get_task("exprot")', 8, "TaskNotFound: Task exprot not found"),
+        ('dag.get_task("export") >> dag.get_task("train")', 5, "Cycle detected in Dag: one"),
+    ],
+)
+def test_a_hook_that_fails_breaks_its_pipeline_alone(tmp_path, fault, line, wrong):
+    """Airflow takes no half-made DAG, and finds no error in the file."""
     for name in ("one", "good"):
         (tmp_path / f"{name}.yaml").write_text(named(name))
-    dags = make_dags([tmp_path], check_stages, customize=customize)
-    assert "LookupError: no such team" in message(dags["one"])
-    assert f"{tmp_path}/one.yaml" in message(dags["one"])
-    assert "broken" not in dags["good"].tags
+    folder = tmp_path / "dags"
+    folder.mkdir()
+    (folder / "mine.py").write_text(HOOK.format(fault=fault, folder=str(tmp_path)))
+    for _ in range(5):  # it would take one of two DAGs of a name by chance
+        bag = DagBag(folder, bundle_path=folder, bundle_name="mine")
+        assert not bag.import_errors
+        text = message(bag.dags["one"])
+        assert f"{folder}/mine.py:{line}: customize failed for the pipeline one: " in text
+        assert wrong in text and "trainyard validate" not in bag.dags["one"].doc_md
+        assert "broken" not in bag.dags["good"].tags and bag.dags["good"].max_active_tasks == 3
+
+
+def test_files_with_the_short_suffix_are_pipelines_too(tmp_path):
+    (tmp_path / "two.yml").write_text(named("two"))
+    (tmp_path / "one.yml").write_text(named("one"))
+    dags = make(tmp_path, one=named("one"))
+    assert "broken" not in dags["two"].tags
+    assert "has the same name. Rename all of them but one" in message(dags["one"])

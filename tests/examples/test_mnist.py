@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +30,12 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 @pytest.mark.airflow
+@pytest.mark.timeout(600)
 def test_a_run_downloads_the_digits_trains_by_replica_and_publishes_at_98_percent(
     tmp_path, monkeypatch
 ):
     config = write_config(tmp_path, {"storage.root": "root"}, MNIST)
+    shutil.copy(MNIST.with_name("mnist_cnn.py"), tmp_path)
     words = set_words(
         f"preprocess.source.path={tmp_path}/datasets",
         "preprocess.source.builder=digits_builder.Digits",

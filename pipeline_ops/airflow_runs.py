@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pydantic import ValidationError
 from sqlalchemy import select
@@ -83,7 +83,7 @@ def find_pipeline(dag_id: str, session: Session) -> PipelineRef:
 
 
 def find_run_layout(dag_id: str, run_id: str, session: Session) -> Layout:
-    """Where the records of a run are. Raises as `find_pipeline` does."""
+    """Returns the layout with the records of a run. Raises as `find_pipeline` does."""
     run = DagRun.find_duplicate(dag_id, run_id, session=session)
     ref = _find_plan(dag_id, session, run).ref
     return Layout(ref.root, ref.pipeline)
@@ -127,26 +127,20 @@ def _find_plan(dag_id: str, session: Session, run: DagRun | None = None) -> _Pla
     A run that has a version of a DAG bundle has the DAG of that version. The others have the newest
     one, as their tasks do.
     """
-    for serialized in _iterate_versions(dag_id, session, run):
-        if plan := _read_plan(serialized):
-            return plan
-    raise NotFound(f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here.")
-
-
-def _iterate_versions(
-    dag_id: str, session: Session, run: DagRun | None
-) -> Iterator[SerializedDagModel]:
     version = run.created_dag_version if run is not None and run.bundle_version else None
-    if version and version.serialized_dag:
-        yield version.serialized_dag
-    if newest := SerializedDagModel.get(dag_id, session=session):
-        yield newest
-    yield from session.scalars(
-        select(SerializedDagModel)
+    if version and version.serialized_dag and (plan := _read_plan(version.serialized_dag)):
+        return plan
+    versions = session.execute(
+        select(SerializedDagModel.id, SerializedDagModel.dag_hash)
         .where(SerializedDagModel.dag_id == dag_id)
         .order_by(SerializedDagModel.created_at.desc())
         .limit(_MAX_VERSIONS)
     )
+    for key, digest in versions.all():  # a version that is known is not loaded again
+        serialized = None if digest in _plans else session.get(SerializedDagModel, key)
+        if plan := _read_plan(serialized) if serialized else _plans.get(digest):
+            return plan
+    raise NotFound(f"{dag_id} is not a pipeline of Trainyard, so there is nothing to show here.")
 
 
 def _read_plan(serialized: SerializedDagModel) -> _Plan | None:

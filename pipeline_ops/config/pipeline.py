@@ -207,12 +207,16 @@ class PipelineConfig(Section):
         """The YAML file that the config was read from."""
         return self._text.file.resolve()
 
+    @property
+    def root_uri(self) -> str:
+        """The folder or the URI of the storage root, without opening it."""
+        root = self.storage.root
+        return root.rstrip("/") if is_remote(root) else str(self.resolve_path(root))
+
     @functools.cached_property
     def root(self) -> StorePath:
         """The storage root."""
-        if not is_remote(self.storage.root):
-            return open_root(self.resolve_path(self.storage.root))
-        return open_root(self.storage.root, self.store_options)
+        return open_root(self.root_uri, self.store_options if is_remote(self.root_uri) else None)
 
     @property
     def store_options(self) -> StoreOptions:
@@ -249,12 +253,17 @@ class PipelineConfig(Section):
         return load_hosts(self.file.parent / "hosts", name, where) if name else None
 
     @property
-    def registry(self) -> StorePath:
-        """The location of the model's versions. In another bucket, it has no options."""
-        location = self.export.registry or str(self.root / "models")
+    def registry_uri(self) -> str:
+        """The folder or the URI of the model's versions, without opening it."""
+        location = self.export.registry or f"{self.root_uri}/models"
         if not is_remote(location):
             location = str(self.resolve_path(location))
-        return open_near(self.root, f"{location.rstrip('/')}/{self.export.model}")
+        return f"{location.rstrip('/')}/{self.export.model}"
+
+    @property
+    def registry(self) -> StorePath:
+        """The location of the model's versions. In another bucket, it has no options."""
+        return open_near(self.root, self.registry_uri)
 
     def resolve_interpreter(self, job: str) -> Path | None:
         """The Python of a task's job, absolute, or None for the interpreter of the caller.

@@ -1,4 +1,4 @@
-"""Where a pipeline keeps its runs and its versions: all that pages and the orphan reaper need.
+"""The locations of a pipeline's runs and versions: all that pages and the orphan reaper need.
 
 The factory stores it with each version of a DAG, so a page needs neither the YAML nor its secrets,
 and works while the YAML is broken.
@@ -42,9 +42,9 @@ class PipelineRef(BaseModel):
         return cls(
             pipeline=config.pipeline,
             model=config.export.model,
-            storage_root=str(config.root),
+            storage_root=config.root_uri,
             options=config.store_options,
-            versions=str(config.registry),
+            versions=config.registry_uri,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -174,7 +174,9 @@ def apply_conf(
     if interval is not None and source.has_interval:
         found = source.format_interval(*interval)
         overrides |= {f"preprocess.source.{key}": value for key, value in found.items()}
-    run = config.with_overrides(overrides) if overrides else config
+    if not overrides:
+        return config
+    run = config.with_overrides(overrides)
     if PipelineRef.from_config(run) != PipelineRef.from_config(config):
         raise ConfigError(
             f"conf: the names and locations of a pipeline cannot be overridden for a single run: "

@@ -300,7 +300,7 @@ def test_a_record_leads_no_page_outside_of_the_pipelines_artifacts(client, whole
 
 
 def test_the_pages_need_no_file_of_the_author(client, whole_run, airflow_folder):
-    """As on a host without the DAG folder."""
+    """The API server may be on a host without the DAG folder."""
     file = airflow_folder / "digits.yaml"
     of_run = [whole_run.address(page) for page in ("progress", "report", "report/content")]
     pages = [*of_run, f"/pipelines/{DAG}/models"]

@@ -25,7 +25,7 @@ RAW := .trainyard/raw/digits
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start hardly any process.
-UNIT := --ignore tests/jobs/places $(addprefix tests/,artifacts config jobs pages reaper storage system user_code) \
+UNIT := $(addprefix tests/,config contract job pages storage system user_code orchestration/test_orphan_reaper.py) \
     $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
 GROUPS := airflow stores hosts kubernetes containers engines faults training models tutorials scale

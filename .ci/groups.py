@@ -30,27 +30,23 @@ GROUPS = {
         18,
         (
             "dags",
-            "pipeline_ops/airflow",
             "pipeline_ops/cli",
             "pipeline_ops/config",
             "pipeline_ops/examples",
-            "pipeline_ops/operators",
+            "pipeline_ops/orchestration",
             "pipeline_ops/pages",
             "pipeline_ops/planning",
-            "pipeline_ops/provider.py",
-            "pipeline_ops/reaper",
-            "pipeline_ops/ui",
         ),
     ),
     "stores": Group(
         18,
         (
             "beam_jobs/sources",
-            "pipeline_ops/artifacts",
+            "pipeline_ops/contract",
             "pipeline_ops/cli/commands/schema",
             "pipeline_ops/cli/first_config",
             "pipeline_ops/config/schema",
-            "pipeline_ops/jobs/study",
+            "pipeline_ops/job/study",
             "pipeline_ops/raw_data",
             "pipeline_ops/registry",
             "pipeline_ops/retention",
@@ -58,15 +54,24 @@ GROUPS = {
             "pipeline_ops/system/lease",
         ),
     ),
-    "hosts": Group(18, ("pipeline_ops/jobs", "pipeline_ops/launch", "pipeline_ops/user_code")),
+    "hosts": Group(
+        18,
+        (
+            "pipeline_ops/contract",
+            "pipeline_ops/job/",
+            "pipeline_ops/launch",
+            "pipeline_ops/places",
+            "pipeline_ops/user_code",
+        ),
+    ),
     "kubernetes": Group(
-        20, ("docker/kubernetes", "pipeline_ops/jobs/places", "pipeline_ops/launch/launchers")
+        20, ("docker/kubernetes", "pipeline_ops/places", "pipeline_ops/launch/launchers")
     ),
     "containers": Group(
         20,
         (
             "docker",
-            "pipeline_ops/jobs/places",
+            "pipeline_ops/places",
             "pyproject",
             "requirements",
         ),
@@ -77,9 +82,11 @@ GROUPS = {
         (
             "beam_jobs",
             "pipeline_ops/errors.py",
-            "pipeline_ops/jobs",
+            "pipeline_ops/contract",
+            "pipeline_ops/job/",
             "pipeline_ops/launch",
-            "pipeline_ops/reaper",
+            "pipeline_ops/orchestration/orphan_reaper",
+            "pipeline_ops/places",
             "pipeline_ops/system",
         ),
     ),

@@ -11,7 +11,7 @@ import sys
 from typing import NoReturn
 
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.jobs.runner import run_job
+from pipeline_ops.job.runner import run_job
 
 
 def main() -> NoReturn:

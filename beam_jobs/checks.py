@@ -1,7 +1,7 @@
 """The checks of a pipeline's data and model before any work.
 
 They look at the planned splits, run some images through the stages, and build the model for the
-result (`pipeline_ops/jobs/model_check.py`). The preprocess job and `trainyard validate --deep` call
+result (`pipeline_ops/job/model_check.py`). The preprocess job and `trainyard validate --deep` call
 them. They write nothing.
 """
 
@@ -23,12 +23,12 @@ from beam_jobs.planning.splits import explain_from_plan
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BUILT_IN, BoundStage, map_class_names, raise_problems, run_stages
 from beam_jobs.stages.stage import Box, Example, Rejected
-from pipeline_ops.artifacts.remarks import describe_unlearned
 from pipeline_ops.config.model_data_rules import check_shards, check_train_split, find_image_size
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs import model_check
-from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.contract.planned_training import PlannedTraining
+from pipeline_ops.contract.remarks import describe_unlearned
+from pipeline_ops.job import model_check
 from pipeline_ops.raw_data.listing import RawFolder
 
 _MAX_TRIED_IMAGES = 50

@@ -25,13 +25,13 @@ from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import find_stage
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from beam_jobs.worker import BuildSpec, PlanWorker
-from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.preprocess import BeamRunner, Preprocess
 from pipeline_ops.config.sources import BeamSource
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.request import Request
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.job_code import check_environment, digest_code
-from pipeline_ops.jobs.request import Request
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.job_code import check_environment, digest_code
+from pipeline_ops.job.runner import Job
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.user_code.sources import digest_source_code
 from pipeline_ops.user_code.stages import digest_stage_code

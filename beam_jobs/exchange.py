@@ -27,8 +27,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary, Summary
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
-from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.parsing import describe_validation_error
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_options import wait_at_most

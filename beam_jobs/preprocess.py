@@ -29,13 +29,13 @@ from beam_jobs.statistics import summary
 from beam_jobs.statistics.dataset import add_remarks, collect_statistics, find_duplicates
 from beam_jobs.statistics.summary import ShardSummary, Summary
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
-from pipeline_ops.artifacts import dataset
-from pipeline_ops.artifacts.layout import Layout, work_folder
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.sources import BeamSource
+from pipeline_ops.contract import dataset
+from pipeline_ops.contract.layout import Layout, work_folder
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.runner import Job
-from pipeline_ops.jobs.workspace import ArtifactDraft
+from pipeline_ops.job.runner import Job
+from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
 from pipeline_ops.storage.local_files import write_json

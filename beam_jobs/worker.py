@@ -24,8 +24,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from beam_jobs.exchange import Exchange, ShardTask, StoppedByDriver
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import BeamRunner
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.storage.read_errors import to_exit_code
 from pipeline_ops.system.host import count_cores
 from pipeline_ops.user_code.planned_imports import (

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from beam_jobs.stages import check_stages
-from pipeline_ops.operators.dags import make_dags
+from pipeline_ops.orchestration.dags import make_dags
 
 _DEFAULT = str(Path(__file__).resolve().parents[1] / "configs")
 

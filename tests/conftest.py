@@ -16,13 +16,13 @@ import pytest
 from manifests import list_counted
 from small_datasets import write_dataset
 
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
-from pipeline_ops.artifacts.layout import Attempt, lock_file
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import write_request
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.contract.dataset import CLASS_WEIGHTS
+from pipeline_ops.contract.layout import Attempt, lock_file
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.request import write_request
+from pipeline_ops.job.runner import Job
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.system.lease import Lease
@@ -44,8 +44,8 @@ pytest_plugins = [
 DIGITS = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 LONG_FIRST = (
     "docker",  # its images are built first
-    "operators/test_plain_airflows.py",
-    "operators/test_dag_bundles.py",
+    "orchestration/test_plain_airflows.py",
+    "orchestration/test_dag_bundles.py",
     "cli/test_durable.py",
     "cli/test_ended_trainings.py",
     "cli/test_runs_on_a_bucket.py",
@@ -58,7 +58,7 @@ LONG_FIRST = (
     "launch",
     "training",
     "export",
-    "operators",
+    "orchestration",
     "evaluation",
 )
 

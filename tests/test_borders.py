@@ -17,10 +17,11 @@ LAYERS = (
     "system",
     "config",
     "pages",
-    "artifacts",
+    "contract",
     "user_code",
     "raw_data",
-    "jobs",
+    "job",
+    "places",
     "registry",
     "retention",
     "planning",
@@ -42,29 +43,40 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/config": (up_to("config"), {"croniter", "yaml"}),
     "pipeline_ops/pages/drawing.py": (set(), {"PIL"}),
     "pipeline_ops/pages": (up_to("pages"), {"jinja2", "markupsafe"}),
-    "pipeline_ops/artifacts": (up_to("artifacts"), set()),
+    "pipeline_ops/contract": (up_to("contract"), set()),
     "pipeline_ops/user_code": (up_to("user_code"), set()),
     "pipeline_ops/raw_data": (up_to("raw_data"), set()),
-    "pipeline_ops/jobs/places": (up_to("jobs"), {"docker", "kubernetes", "urllib3", "websocket"}),
-    "pipeline_ops/jobs/study.py": (up_to("jobs"), {"optuna"}),
-    "pipeline_ops/jobs": (up_to("jobs"), set()),
+    "pipeline_ops/places": (up_to("places"), {"docker", "kubernetes", "urllib3", "websocket"}),
+    "pipeline_ops/job/study.py": (up_to("job"), {"optuna"}),
+    "pipeline_ops/job": (up_to("job"), set()),
     "pipeline_ops/registry": (up_to("registry"), set()),
     "pipeline_ops/retention": (up_to("retention"), set()),
     "pipeline_ops/planning": (up_to("planning"), set()),
-    "pipeline_ops/operators": (
-        up_to("planning") | {"operators", "airflow_connections"},
+    "pipeline_ops/orchestration/provider.py": (set(), set()),
+    "pipeline_ops/orchestration/airflow_internals.py": (up_to("errors"), {"airflow"}),
+    "pipeline_ops/orchestration/airflow_connections.py": (up_to("storage"), {"airflow"}),
+    "pipeline_ops/orchestration/airflow_runs.py": (
+        up_to("contract")
+        | {"orchestration.airflow_connections", "orchestration.airflow_internals"},
+        {"sqlalchemy"},
+    ),
+    "pipeline_ops/orchestration/orphan_reaper.py": (
+        SHARED | {"orchestration.airflow_runs", "orchestration.airflow_internals"},
+        {"sqlalchemy"},
+    ),
+    "pipeline_ops/orchestration/ui": (
+        SHARED
+        | {
+            "orchestration.ui",
+            "orchestration.orphan_reaper",
+            "orchestration.airflow_runs",
+            "orchestration.airflow_internals",
+        },
+        {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe", "starlette"},
+    ),
+    "pipeline_ops/orchestration": (
+        up_to("planning") | {"orchestration"},
         {"airflow", "openlineage"},
-    ),
-    "pipeline_ops/provider.py": (set(), set()),
-    "pipeline_ops/airflow_internals.py": (up_to("errors"), {"airflow"}),
-    "pipeline_ops/airflow_connections.py": (up_to("storage"), {"airflow"}),
-    "pipeline_ops/airflow_runs.py": (
-        up_to("config") | {"artifacts", "airflow_connections", "airflow_internals"},
-        {"sqlalchemy"},
-    ),
-    "pipeline_ops/reaper": (
-        SHARED | {"reaper", "airflow_runs", "airflow_internals"},
-        {"sqlalchemy"},
     ),
     "pipeline_ops/launch": (SHARED | {"launch"}, {"psutil"}),
     "pipeline_ops/served": (
@@ -87,10 +99,6 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         TENSORFLOW | {"jinja2", "google", "onnxruntime", "tf2onnx"},
     ),
     "pipeline_ops/cli/commands/compare.py": (up_to("planning") | {"cli", "evaluation"}, {"rich"}),
-    "pipeline_ops/ui": (
-        SHARED | {"ui", "reaper", "airflow_runs", "airflow_internals"},
-        {"airflow", "fastapi", "sqlalchemy", "jinja2", "markupsafe", "starlette"},
-    ),
     "pipeline_ops/od_api": (SHARED | {"od_api", "beam_jobs"}, {"google", "yaml"}),
     "pipeline_ops/cli/drawing.py": (
         up_to("planning") | {"cli", "beam_jobs"},
@@ -99,7 +107,8 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/cli/tensorboard_server.py": (set(), {"tensorboard"}),
     "pipeline_ops/cli": (
         up_to("planning")
-        | {"airflow_connections", "cli", "launch", "od_api", "beam_jobs.stages", "beam_jobs"},
+        | {"orchestration.airflow_connections", "cli", "launch", "od_api"}
+        | {"beam_jobs.stages", "beam_jobs"},
         {"httpx", "jinja2", "packaging", "psutil", "rich", "yaml"},
     ),
     "beam_jobs/download.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
@@ -127,7 +136,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
             "markupsafe",
         },
     ),
-    "dags": (up_to("planning") | {"operators", "beam_jobs.stages"}, {"airflow"}),
+    "dags": (up_to("planning") | {"orchestration", "beam_jobs.stages"}, {"airflow"}),
 }
 
 FILES = sorted(path for top in (*OURS, "dags") for path in (ROOT / top).rglob("*.py"))
@@ -164,7 +173,10 @@ def crossings(place: str, file: Path) -> list[str]:
         if top not in OURS:
             return top in others | EVERYWHERE or top in sys.stdlib_module_names
         package = package_of(module)
-        return package in {"", *ours} or (package.startswith("beam_jobs") and "beam_jobs" in ours)
+        # A dotted entry is one module or one part of a package.
+        parts = {name for name in ours if f"{module}.".startswith(f"pipeline_ops.{name}.")}
+        is_beam = package.startswith("beam_jobs") and "beam_jobs" in ours
+        return bool(package in {"", *ours} or parts or is_beam)
 
     return [f"{place} imports {name}" for name in sorted(imports(file)) if not may_import(name)]
 
@@ -187,7 +199,7 @@ def test_a_border_can_be_seen_to_be_crossed(tmp_path):
     """So that the test above can fail."""
     crossing = tmp_path / "crossing.py"
     crossing.write_text("def f():\n    from pipeline_ops.training import worker\n")
-    place = "pipeline_ops/operators/crossing.py"
+    place = "pipeline_ops/orchestration/crossing.py"
     assert crossings(place, crossing) == [f"{place} imports pipeline_ops.training"]
 
 
@@ -202,11 +214,7 @@ def calls(file: Path, name: str) -> list[ast.Call]:
 
 def test_in_airflow_a_conf_reaches_a_config_through_run_config_only():
     """F6: `load_config` takes the author's overrides, so it gets nothing but the file there."""
-    files = [
-        file
-        for file in FILES
-        if file.relative_to(ROOT).parts[1] in ("operators", "ui", "reaper", "airflow_runs.py")
-    ]
+    files = [file for file in FILES if file.relative_to(ROOT).parts[1] == "orchestration"]
     found = [(file, call) for file in files for call in calls(file, "load_config")]
     assert {file.name for file, _ in found} >= {"dags.py", "task_run.py"}
     assert [file.name for file, call in found if len(call.args) != 1 or call.keywords] == []

@@ -15,8 +15,8 @@ import pytest
 from airflow.providers_manager import ProvidersManager
 from wheels import build_wheel
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.provider import get_provider_info
+from pipeline_ops.contract.source_code import CODE_ROOT
+from pipeline_ops.orchestration.provider import get_provider_info
 
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "numpy")
@@ -109,7 +109,7 @@ def test_the_dag_files_and_the_plugin_load_without_heavy_packages(run_installed)
     script = (
         "import json, runpy, sys\n"
         f"found = runpy.run_path({str(CODE_ROOT / 'dags' / 'trainyard.py')!r})\n"
-        "import pipeline_ops.ui.plugin as plugin\n"
+        "import pipeline_ops.orchestration.ui.plugin as plugin\n"
         f"heavy = [name for name in {HEAVY} if name in sys.modules]\n"
         "dags = sorted(key for key, value in found.items() if hasattr(value, 'dag_id'))\n"
         "print(json.dumps([dags, plugin.TrainyardPlugin.name, heavy]))"

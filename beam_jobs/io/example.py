@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts import dataset as shards
+from pipeline_ops.contract import dataset as shards
 
 if TYPE_CHECKING:
     import numpy as np

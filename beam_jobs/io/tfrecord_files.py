@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, BinaryIO
 
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.raw_data.limits import MAX_RECORD_BYTES
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 from pipeline_ops.storage.local_files import translate_write_errors

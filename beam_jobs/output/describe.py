@@ -18,13 +18,13 @@ from pydantic import BaseModel, ValidationError
 from beam_jobs.statistics import dataset
 from beam_jobs.statistics.page import PageData, describe_reference, render
 from beam_jobs.statistics.summary import BadRecord
-from pipeline_ops.artifacts.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
-from pipeline_ops.artifacts.manifest import REFERENCES, Input, read_input
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.contract.dataset import DATA_PAGE, SCHEMA, STATISTICS, DatasetFigures
+from pipeline_ops.contract.manifest import REFERENCES, Input, read_input
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.local_inputs import fetch_input
-from pipeline_ops.jobs.runner import Job
-from pipeline_ops.jobs.workspace import ArtifactDraft
+from pipeline_ops.job.local_inputs import fetch_input
+from pipeline_ops.job.runner import Job
+from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.read_errors import make_read_error
 

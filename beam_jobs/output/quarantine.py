@@ -20,11 +20,11 @@ from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BoundStage, map_class_names
 from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts import dataset as shards
 from pipeline_ops.config.preprocess import Rejects
+from pipeline_ops.contract import dataset as shards
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.runner import Job
-from pipeline_ops.jobs.workspace import ArtifactDraft
+from pipeline_ops.job.runner import Job
+from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.store_path import StorePath

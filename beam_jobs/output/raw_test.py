@@ -21,7 +21,7 @@ from beam_jobs.io.kinds import Shape, list_kinds
 from beam_jobs.io.tfrecord_files import OptionalTFRecordWriter
 from beam_jobs.planning.plan import ShardPlan, hash_key
 from beam_jobs.stages.stage import Example
-from pipeline_ops.artifacts import dataset as shards
+from pipeline_ops.contract import dataset as shards
 from pipeline_ops.storage.store_path import StorePath
 
 _NUM_WITH_PIXELS, _NUM_OF_KIND = 64, 4

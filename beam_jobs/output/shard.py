@@ -23,8 +23,8 @@ from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from beam_jobs.statistics import summary
 from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder
 from pipeline_ops.storage.store_path import StorePath

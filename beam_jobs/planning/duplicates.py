@@ -35,9 +35,9 @@ from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.planning.splits import split_records
 from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
-from pipeline_ops.artifacts.dataset import SPLITS
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.contract.dataset import SPLITS
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.raw_data.limits import MAX_DECODED_PIXELS
 from pipeline_ops.raw_data.listing import RawFolder
 

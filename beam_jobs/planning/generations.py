@@ -27,14 +27,14 @@ from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
-from pipeline_ops.artifacts import dataset
-from pipeline_ops.artifacts.dataset import IndexEntry
-from pipeline_ops.artifacts.manifest import BASE, ManifestFile, read_input
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.contract import dataset
+from pipeline_ops.contract.dataset import IndexEntry
+from pipeline_ops.contract.manifest import BASE, ManifestFile, read_input
+from pipeline_ops.contract.request import Request
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.local_inputs import fetch_input
-from pipeline_ops.jobs.request import Request
-from pipeline_ops.jobs.workspace import ArtifactDraft
+from pipeline_ops.job.local_inputs import fetch_input
+from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import format_digest
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error

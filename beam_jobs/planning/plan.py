@@ -19,11 +19,11 @@ import numpy as np
 
 from beam_jobs.io.raw import Raw
 from beam_jobs.stages.stage import Box, BoxFrame, Example
-from pipeline_ops.artifacts.dataset import SPLITS, build_shard_name
-from pipeline_ops.artifacts.remarks import explain_crowds
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.model_data_rules import check_shards
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.contract.dataset import SPLITS, build_shard_name
+from pipeline_ops.contract.remarks import explain_crowds
 from pipeline_ops.errors import DataError
 
 _Item = TypeVar("_Item")

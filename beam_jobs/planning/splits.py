@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record, hash_key, shuffle
 from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
-from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
+from pipeline_ops.contract.dataset import SPLITS
 from pipeline_ops.errors import DataError
 
 

@@ -32,9 +32,9 @@ from beam_jobs.sources.source import SourceEntry, SourceFiles
 from beam_jobs.sources.wording import count, get_task, join_names
 from beam_jobs.stages.boxes import FRACTIONS, Size
 from beam_jobs.stages.stage import Reject
-from pipeline_ops.artifacts import dataset as shards
-from pipeline_ops.artifacts import manifest
 from pipeline_ops.config.sources import TfrecordSource
+from pipeline_ops.contract import dataset as shards
+from pipeline_ops.contract import manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.limits import MAX_TEXT_CHARACTERS, check_limit
 

@@ -23,11 +23,11 @@ import pydantic
 
 from beam_jobs.stages import clip_boxes, decode, encode, equalize, filter, map_classes, resize, tile
 from beam_jobs.stages.stage import Example, Reject, Rejected, Skip, Stage
-from pipeline_ops.artifacts.dataset import StageFigures
-from pipeline_ops.artifacts.source_code import digest_file
 from pipeline_ops.config.preprocess import Preprocess, StageConfig
 from pipeline_ops.config.reading import locate_in_file, suggest_name
 from pipeline_ops.config.validation import describe_problem
+from pipeline_ops.contract.dataset import StageFigures
+from pipeline_ops.contract.source_code import digest_file
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.user_code import stages as user_stages

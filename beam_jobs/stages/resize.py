@@ -11,7 +11,7 @@ from pydantic import Field
 
 from beam_jobs.stages.boxes import cut_out, transform_boxes
 from beam_jobs.stages.stage import Color, Example, parameters
-from pipeline_ops.artifacts.dataset import to_grey
+from pipeline_ops.contract.dataset import to_grey
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,10 +22,10 @@ from typing import Literal
 from beam_jobs.planning.duplicates import find_repeated_digests
 from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.summary import Measurements, ShardSummary, merge_measurements
-from pipeline_ops.artifacts import remarks
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.config.preprocess import Drift, SchemaChange
+from pipeline_ops.contract import remarks
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.storage.parsing import JsonModel
 
 _MAX_NAMED_GROUPS = 50

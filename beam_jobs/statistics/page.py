@@ -19,9 +19,9 @@ from PIL import Image, ImageFile
 
 from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
 from beam_jobs.statistics.summary import NO_BOXES, NO_LABEL, BadRecord
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.features import FEATURES, LABELS, Histogram
-from pipeline_ops.artifacts.remarks import describe_empty_images
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.features import FEATURES, LABELS, Histogram
+from pipeline_ops.contract.remarks import describe_empty_images
 from pipeline_ops.pages.charts import draw_binned_histogram, draw_distance, format_number
 from pipeline_ops.pages.page import render_page
 

@@ -5,7 +5,7 @@ summary goes from the worker to the driver as a JSON file, because no runner ret
 measurements are also in the index of the data set, so that the next generation can count the
 records that it takes over without opening a shard.
 
-The histograms of shards add up exactly to those of a split (`artifacts/features.py`), so the
+The histograms of shards add up exactly to those of a split (`contract/features.py`), so the
 figures are the same to the last digit on every runner.
 """
 
@@ -21,10 +21,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from beam_jobs.stages.stage import Example
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures, IndexEntry
-from pipeline_ops.artifacts.features import CHANNELS, FEATURES, Histogram, merge_histograms
-from pipeline_ops.artifacts.manifest import ManifestFile
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures, IndexEntry
+from pipeline_ops.contract.features import CHANNELS, FEATURES, Histogram, merge_histograms
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.errors import DataError
 
 _MIN_MEASURED_ROWS = 64

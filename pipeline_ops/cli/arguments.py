@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.model_data_rules import check_model_for_data
 from pipeline_ops.config.notify import check_notifiers
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.reading import locate_in_file, parse_value
 from pipeline_ops.config.sources import OwnCodeSource
+from pipeline_ops.contract.layout import Layout
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.source_download import download_source
+from pipeline_ops.places.source_download import download_source
 from pipeline_ops.raw_data.folder import check_folder, find_raw_folder, list_folder
 from pipeline_ops.user_code.models import check_names, digest_user_code
 

@@ -23,7 +23,10 @@ from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.planning.plan import hash_key
 from beam_jobs.stages import BoundStage, run_stages
 from beam_jobs.stages.stage import Example, Rejected
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.cli.arguments import read_source
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.contract.dataset import (
     BOX_EDGES,
     BOX_LABEL,
     ENCODED,
@@ -33,10 +36,7 @@ from pipeline_ops.artifacts.dataset import (
     list_removed_positions,
     list_shards,
 )
-from pipeline_ops.artifacts.manifest import Manifest, locate_file, read_manifest
-from pipeline_ops.cli.arguments import read_source
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.contract.manifest import Manifest, locate_file, read_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.pages.drawing import (
     CELL_PIXELS,

@@ -44,10 +44,10 @@ from typing import Any, Literal
 import psutil
 import pydantic
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.config.pipeline import find_config_files
 from pipeline_ops.config.run_conf import TRUSTED_CONF
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.storage.local_files import open_private_folder, write_json
 from pipeline_ops.storage.open_store import open_path

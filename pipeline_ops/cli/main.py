@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline_ops.airflow_connections import use_airflow_connections
 from pipeline_ops.cli.commands import (
     compare,
     doctor,
@@ -31,6 +30,7 @@ from pipeline_ops.cli.commands import (
 )
 from pipeline_ops.cli.commands.run import Stopped
 from pipeline_ops.errors import TrainyardError
+from pipeline_ops.orchestration.airflow_connections import use_airflow_connections
 from pipeline_ops.storage.store_options import fail_soon
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 

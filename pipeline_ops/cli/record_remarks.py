@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from beam_jobs.planning.plan import Record, count_planned_labels
 from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts import remarks
+from pipeline_ops.contract import remarks
 
 _DOUBLE_IOU = 0.9
 """The intersection over union of two boxes from which on they are told as one that is twice."""

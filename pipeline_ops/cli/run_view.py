@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.artifacts.layout import Attempt, Layout, format_trial_name
-from pipeline_ops.artifacts.results import compare_with_baseline, format_figure
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.task_record import TaskRecord, read_record
+from pipeline_ops.contract.layout import Attempt, Layout, format_trial_name
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.results import compare_with_baseline, format_figure
+from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.planning.job_kinds import APPROVE
 
 if TYPE_CHECKING:

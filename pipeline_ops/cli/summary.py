@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import WARM_START, Manifest, find_file, read_manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.cli.run_view import RunStatus, TaskStatus
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.manifest import WARM_START, Manifest, find_file, read_manifest
+from pipeline_ops.contract.results import (
     PREDICTIONS,
     EvaluationFigures,
     ModelFigures,
     TrainingFigures,
 )
-from pipeline_ops.cli.run_view import RunStatus, TaskStatus
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.task_record import find_report
+from pipeline_ops.contract.task_record import find_report
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.storage.open_store import open_near

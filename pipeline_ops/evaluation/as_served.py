@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import RAW_TEST_PREFIX
-from pipeline_ops.artifacts.results import AsServed, NotFinite, RuleVerdict
+from pipeline_ops.contract.dataset import RAW_TEST_PREFIX
+from pipeline_ops.contract.results import AsServed, NotFinite, RuleVerdict
 from pipeline_ops.evaluation.inputs import Inputs, find_index, iterate_split
 from pipeline_ops.evaluation.metrics import compare_answers, compute_wilson_interval_95
 from pipeline_ops.served.client import RawRecord, SavedModelClient, read_raw_records

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import AsServed, NotFinite
 from pipeline_ops.config.evaluate import Evaluate, Slice
+from pipeline_ops.contract.results import AsServed, NotFinite
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.evaluation.as_served import compare_classes, find_raw_tests
 from pipeline_ops.evaluation.inputs import Inputs, measure_models
@@ -37,7 +37,7 @@ from pipeline_ops.evaluation.metrics import (
     find_in_top_k,
 )
 from pipeline_ops.evaluation.slices import SliceValues, list_features
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
 from pipeline_ops.served.client import (
     EncodedBatch,
     SavedModelClient,

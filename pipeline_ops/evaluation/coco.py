@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.contract.results import COCO_DETECTIONS
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES, SEED, draw_weights
 from pipeline_ops.precision_recall import RECALL_THRESHOLDS, read_precisions

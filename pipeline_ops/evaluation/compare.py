@@ -15,19 +15,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.manifest import Manifest, find_file, read_manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.manifest import Manifest, find_file, read_manifest
+from pipeline_ops.contract.results import (
     METRICS,
     TEST_SPLIT,
     ClassFigures,
     EvaluationFigures,
     TrainingFigures,
 )
+from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import describe_changes
 from pipeline_ops.evaluation.metrics import describe_metric, get_direction, to_recall_points
-from pipeline_ops.jobs.task_record import read_record
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
 from pipeline_ops.storage.open_store import open_path

@@ -18,14 +18,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
+from pipeline_ops.contract.results import (
     COCO_DETECTIONS,
     AsServed,
     ModelEvaluation,
     NotFinite,
     choose_num_counted,
 )
-from pipeline_ops.config.evaluate import DetectionMetric, Evaluate
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.as_served import MIN_BOX_AGREEMENT, answer_files, find_raw_tests
 from pipeline_ops.evaluation.coco import (
@@ -52,7 +52,7 @@ from pipeline_ops.evaluation.slices import (
     iterate_values,
     list_features,
 )
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
 from pipeline_ops.served.client import (
     EncodedBatch,
     ImageDetections,

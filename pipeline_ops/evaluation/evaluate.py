@@ -15,16 +15,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import QUARANTINE, STATISTICS
-from pipeline_ops.artifacts.remarks import describe_small_splits
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.contract.dataset import QUARANTINE, STATISTICS
+from pipeline_ops.contract.remarks import describe_small_splits
+from pipeline_ops.contract.results import (
     METRICS,
     PREDICTIONS,
     REPORT,
     EvaluationFigures,
     ServingFigures,
 )
-from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.evaluation.as_served import to_verdict
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
@@ -40,7 +40,7 @@ from pipeline_ops.evaluation.report import (
     render_report,
 )
 from pipeline_ops.evaluation.skew import compare_with_requests
-from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.job.runner import Job, run_job
 from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
 

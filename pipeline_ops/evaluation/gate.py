@@ -17,10 +17,10 @@ from typing import get_args
 
 import numpy as np
 
-from pipeline_ops.artifacts.features import LABELS
-from pipeline_ops.artifacts.results import RuleVerdict, ServingFigures
 from pipeline_ops.config.evaluate import DetectionMetric, Measure, Rule
 from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.contract.features import LABELS
+from pipeline_ops.contract.results import RuleVerdict, ServingFigures
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.metrics import ExampleGroup
 

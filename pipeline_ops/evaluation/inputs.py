@@ -21,7 +21,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.contract.dataset import (
     INDEX,
     QUARANTINE,
     STATISTICS,
@@ -35,9 +36,9 @@ from pipeline_ops.artifacts.dataset import (
     list_removed_positions,
     list_shard_paths,
 )
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import find_input
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import find_input
+from pipeline_ops.contract.manifest import (
     Input,
     Manifest,
     ManifestFile,
@@ -45,7 +46,8 @@ from pipeline_ops.artifacts.manifest import (
     read_input,
     read_manifest,
 )
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.request import Request
+from pipeline_ops.contract.results import (
     LAST_EVALUATION,
     SAVED_MODEL,
     TEST_SPLIT,
@@ -55,10 +57,8 @@ from pipeline_ops.artifacts.results import (
     is_saved_model_file,
     list_saved_model_files,
 )
-from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
-from pipeline_ops.jobs.request import Request
+from pipeline_ops.job.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.served.client import SavedModelClient, read_encoded_batches, read_raw_records
 from pipeline_ops.storage.open_store import open_path, open_root

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.evaluate import Mode, find_mode
+from pipeline_ops.contract.results import (
     CalibrationBin,
     ClassFigures,
     ModelEvaluation,
     NotFinite,
     SliceFigures,
 )
-from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.evaluation.slices import iterate_values
 from pipeline_ops.precision_recall import RECALL_THRESHOLDS, compute_rates
 

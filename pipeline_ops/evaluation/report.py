@@ -26,9 +26,10 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.features import FEATURES, LABELS
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.evaluate import find_mode, rank_figure
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.features import FEATURES, LABELS
+from pipeline_ops.contract.results import (
     PUBLICATION,
     EvaluationFigures,
     ModelEvaluation,
@@ -36,7 +37,6 @@ from pipeline_ops.artifacts.results import (
     compare_with_baseline,
     format_figure,
 )
-from pipeline_ops.config.evaluate import find_mode, rank_figure
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,

@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline_ops.artifacts.features import (
+from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.contract.features import (
     LABELS,
     Histogram,
     align_labels,
     compare_histograms,
 )
-from pipeline_ops.artifacts.results import ServingFigures, SkewDistance
-from pipeline_ops.artifacts.serving_statistics import ServingStatistics
-from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.contract.results import ServingFigures, SkewDistance
+from pipeline_ops.contract.serving_statistics import ServingStatistics
 from pipeline_ops.storage.local_files import read_json
 from pipeline_ops.storage.read_errors import make_read_error
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import jinja2
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.export import Export
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.manifest import Input, Manifest, read_manifest
+from pipeline_ops.contract.request import Request
+from pipeline_ops.contract.results import (
     EvaluationFigures,
     FileFigures,
     FormatFigures,
     TrainingFigures,
 )
-from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.request import Request
 from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.results import FormatFigures
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.contract.results import FormatFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.formats import FORMAT_PATHS, PredictFunction, load_format
 from pipeline_ops.served import contract

@@ -13,15 +13,17 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from pipeline_ops.artifacts.dataset import is_shard
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.config.export import Export
+from pipeline_ops.contract.dataset import is_shard
+from pipeline_ops.contract.manifest import (
     Manifest,
     check_files,
     list_files,
     read_input,
     write_manifest,
 )
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.request import Request
+from pipeline_ops.contract.results import (
     METRICS,
     PUBLICATION,
     REFERENCE_EXAMPLES,
@@ -36,15 +38,13 @@ from pipeline_ops.artifacts.results import (
     is_saved_model_file,
     list_saved_model_files,
 )
-from pipeline_ops.config.export import Export
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.export.card import write_card
 from pipeline_ops.export.check import check_format, check_serving
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
 from pipeline_ops.export.warmup import write_warmup
-from pipeline_ops.jobs.local_inputs import fetch_input, use_local_inputs
-from pipeline_ops.jobs.request import Request
-from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.job.local_inputs import fetch_input, use_local_inputs
+from pipeline_ops.job.runner import Job, run_job
 from pipeline_ops.pages.page import render_part
 from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.versions import Version

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.dataset import list_removed_positions, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError, make_error
 from pipeline_ops.served import contract
 from pipeline_ops.served.client import SavedModelClient, decode_pixels, read_encoded_batches

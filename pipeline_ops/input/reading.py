@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import list_removed_positions, list_shard_paths, list_shards
+from pipeline_ops.contract.dataset import list_removed_positions, list_shard_paths, list_shards
 from pipeline_ops.errors import DataError
 from pipeline_ops.input.streaming import RemoteShard, RemoteSplit
 from pipeline_ops.input.tensorflow_start import tf
-from pipeline_ops.jobs.local_inputs import HostDataset
+from pipeline_ops.job.local_inputs import HostDataset
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import translate_write_errors
 from pipeline_ops.storage.read_errors import make_read_error

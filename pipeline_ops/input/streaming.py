@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline_ops.artifacts.manifest import ManifestFile
+from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
 from pipeline_ops.input.tensorflow_start import tf
-from pipeline_ops.jobs.local_inputs import REMEDY
+from pipeline_ops.job.local_inputs import REMEDY
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import FRAME_BYTES, list_record_offsets, unframe_record
 from pipeline_ops.system.disk_cache import CacheEntry, HostCache

@@ -32,11 +32,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.source_code import digest_all_sources
-from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.gang_protocol import (
     FORK_SERVER,
     FORK_SERVER_MODULE,
     HEARTBEAT_SECONDS,
@@ -47,9 +44,12 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
     Message,
 )
-from pipeline_ops.jobs.places.place import collect_store_environment
-from pipeline_ops.jobs.workspace import copy_request, make_local_folder
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.source_code import digest_all_sources
+from pipeline_ops.errors import ConfigError, DataError, MachineError
+from pipeline_ops.job.workspace import copy_request, make_local_folder
 from pipeline_ops.launch.store_proxy import StoreProxy
+from pipeline_ops.places.place import collect_store_environment
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     read_json,

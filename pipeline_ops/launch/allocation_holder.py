@@ -18,7 +18,7 @@ import time
 
 import psutil
 
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE
 
 _POLL_SECONDS = 0.5
 

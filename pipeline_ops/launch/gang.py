@@ -22,11 +22,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import Command, StoredWork, WorkerSpec
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.errors import ConfigError, MachineError, OutOfMemory, Pruned, TrainyardError
-from pipeline_ops.jobs.gang_protocol import Command, StoredWork, WorkerSpec
-from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.monitor import SELF_EXPLANATORY, WorkerMonitor

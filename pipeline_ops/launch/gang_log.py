@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.launch.agent import read_new_lines
 from pipeline_ops.storage.local_files import translate_write_errors
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.gang_protocol import (
     FORK_SERVER,
     HEARTBEAT_SECONDS,
     AgentSpec,
@@ -30,6 +29,7 @@ from pipeline_ops.jobs.gang_protocol import (
     HostReport,
     Message,
 )
+from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.launch.agent import (
     LineReader,
     append_to_file,

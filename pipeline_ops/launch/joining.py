@@ -32,10 +32,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, Message
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Message
-from pipeline_ops.jobs.request import read_status
 from pipeline_ops.launch.agent import get_pipes
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_root

@@ -26,18 +26,18 @@ from pipeline_ops.config.hosts import (
     SshHosts,
     TfConfigHosts,
 )
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.jobs.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
-from pipeline_ops.jobs.places.kubernetes_manifest import build_gang, set_owner
-from pipeline_ops.jobs.places.kubernetes_state import may_replace_pods, to_pod_state
-from pipeline_ops.jobs.places.place import build_python_command
-from pipeline_ops.jobs.places.pod_exec import build_exec_command
-from pipeline_ops.jobs.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
-from pipeline_ops.jobs.places.ssh import build_ssh_command
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
 from pipeline_ops.launch import joining
 from pipeline_ops.launch.plan import Host
+from pipeline_ops.places.kubernetes import GANG_RIGHTS, Kind, KubernetesClient, is_running
+from pipeline_ops.places.kubernetes_manifest import build_gang, set_owner
+from pipeline_ops.places.kubernetes_state import may_replace_pods, to_pod_state
+from pipeline_ops.places.place import build_python_command
+from pipeline_ops.places.pod_exec import build_exec_command
+from pipeline_ops.places.slurm import UNKNOWN_JOB, WAITING, build_sbatch_command, run_slurm
+from pipeline_ops.places.ssh import build_ssh_command
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as

@@ -12,17 +12,8 @@ import signal
 import time
 from collections.abc import Sequence
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import (
-    DataError,
-    ExitCode,
-    MachineError,
-    OutOfMemory,
-    TrainyardError,
-    make_error,
-)
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.gang_protocol import (
     COMPILING_PHASE,
     HEARTBEAT_SECONDS,
     JOINING_PHASE,
@@ -31,8 +22,17 @@ from pipeline_ops.jobs.gang_protocol import (
     Event,
     WorkerSpec,
 )
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import Status
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.request import Status
+from pipeline_ops.errors import (
+    DataError,
+    ExitCode,
+    MachineError,
+    OutOfMemory,
+    TrainyardError,
+    make_error,
+)
 from pipeline_ops.launch.plan import LaunchPlan, get_status_path
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import read_json_as

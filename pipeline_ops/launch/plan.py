@@ -14,10 +14,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import (
+    Fork,
+    Role,
+    StoredWork,
+    WorkerSpec,
+    format_worker_name,
+)
+from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.gang_protocol import Fork, Role, StoredWork, WorkerSpec, format_worker_name
 
 
 class Host(BaseModel):

@@ -14,23 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.remarks import describe_small_splits
-from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
 from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import (
-    ConfigError,
-    ExitCode,
-    MachineError,
-    Pruned,
-    TrainyardError,
-    make_error,
-)
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.gang_protocol import (
     STATE,
     AgentSpec,
     CandidateSpec,
@@ -41,17 +29,29 @@ from pipeline_ops.jobs.gang_protocol import (
     StoredWork,
     format_worker_digest_name,
 )
-from pipeline_ops.jobs.local_inputs import fetch_files, open_host_cache, open_host_dataset
-from pipeline_ops.jobs.model_check import check_training
-from pipeline_ops.jobs.places.place import collect_store_environment, read_hosts_variable
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader, read_last_event
-from pipeline_ops.jobs.request import Status
-from pipeline_ops.jobs.runner import Job, run_job
-from pipeline_ops.jobs.workspace import REQUEST_VARIABLE
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader, read_last_event
+from pipeline_ops.contract.remarks import describe_small_splits
+from pipeline_ops.contract.request import Status
+from pipeline_ops.contract.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
+from pipeline_ops.errors import (
+    ConfigError,
+    ExitCode,
+    MachineError,
+    Pruned,
+    TrainyardError,
+    make_error,
+)
+from pipeline_ops.job.local_inputs import fetch_files, open_host_cache, open_host_dataset
+from pipeline_ops.job.model_check import check_training
+from pipeline_ops.job.runner import Job, run_job
+from pipeline_ops.job.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import make_launcher
 from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
+from pipeline_ops.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import empty_folder, open_folder, read_json
 from pipeline_ops.storage.open_store import open_path, open_root
@@ -73,7 +73,7 @@ def train(job: Job) -> ExitCode:
         stored = StoredWork(uri=str(checkpoints), token=job.lease.token)
         report: Callable[[ProgressEvent], None] = job.progress.forward
         if job.request.trial:
-            from pipeline_ops.jobs.study import TrialReport
+            from pipeline_ops.job.study import TrialReport
 
             last_epoch = config.count_epochs(dataset.num_examples["train"])
             report = TrialReport(job.request.trial, last_epoch, report)

@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import choose_max_detections
 from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.results import choose_max_detections
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import list_layers
 from pipeline_ops.models.classification import return_logits

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.contract.results import COCO_DETECTIONS
 from pipeline_ops.models.boxes import (
     SAME_OBJECT_IOU,
     Boxes,

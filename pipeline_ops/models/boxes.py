@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS, MIN_SCORE
+from pipeline_ops.contract.results import COCO_DETECTIONS, MIN_SCORE
 
 SAME_OBJECT_IOU = 0.5
 """Two detections of a class with a larger overlap are the same object."""

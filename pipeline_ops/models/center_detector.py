@@ -17,7 +17,7 @@ import dataclasses
 import tensorflow as tf
 from keras import Input, KerasTensor, Model, initializers, layers
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.contract.results import COCO_DETECTIONS
 from pipeline_ops.models.boxes import Boxes, compute_overlaps, select_best
 from pipeline_ops.models.detection import (
     Candidates,

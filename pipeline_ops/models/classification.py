@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED, LABEL
+from pipeline_ops.contract.dataset import ENCODED, LABEL
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.augment import MixedLabels
 from pipeline_ops.input.images import decode_images

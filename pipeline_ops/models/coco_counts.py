@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import COCO_DETECTIONS
+from pipeline_ops.contract.results import COCO_DETECTIONS
 from pipeline_ops.models.boxes import (
     Boxes,
     Detections,

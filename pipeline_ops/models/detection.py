@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
-from pipeline_ops.artifacts.results import COCO_DETECTIONS, choose_num_counted
+from pipeline_ops.contract.dataset import BOX_EDGES, BOX_IS_CROWD, BOX_LABEL, ENCODED
+from pipeline_ops.contract.results import COCO_DETECTIONS, choose_num_counted
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.images import decode_images
 from pipeline_ops.models.boxes import (

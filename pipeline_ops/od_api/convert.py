@@ -20,7 +20,7 @@ import yaml
 
 from beam_jobs.sources.tfrecord import LabelMap, parse_label_map
 from beam_jobs.stages.resize import Resize
-from pipeline_ops.artifacts.results import MIN_SCORE
+from pipeline_ops.contract.results import MIN_SCORE
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.od_api.model import compare_num_classes, find_nearest_model
 from pipeline_ops.od_api.text_proto import ConfigReader, LeafField, parse_text_proto

@@ -27,10 +27,12 @@ import contextlib
 import time
 from typing import get_args
 
-from pipeline_ops.artifacts.dataset import SCHEMA, STATISTICS
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Layout, find_input, iterate_manifests
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.preprocess import SchemaChange
+from pipeline_ops.contract.dataset import SCHEMA, STATISTICS
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Layout, find_input, iterate_manifests
+from pipeline_ops.contract.manifest import (
     BASE,
     REFERENCES,
     WARM_START,
@@ -39,9 +41,7 @@ from pipeline_ops.artifacts.manifest import (
     find_damage,
     read_manifest,
 )
-from pipeline_ops.artifacts.serving_statistics import ServingStatistics
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.preprocess import SchemaChange
+from pipeline_ops.contract.serving_statistics import ServingStatistics
 from pipeline_ops.errors import ConfigError, DataError, TrainyardError
 from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from pipeline_ops.artifacts.source_code import (
+from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.sources import BeamSource
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
+from pipeline_ops.contract.source_code import (
     CODE_ROOT,
     PACKAGES,
     digest_all_sources,
     digest_sources,
 )
-from pipeline_ops.config.model_catalogue import CATALOGUE, is_user_function
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.errors import MachineError
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, FORK_SERVER_MODULE
-from pipeline_ops.jobs.local_inputs import open_host_cache
+from pipeline_ops.job.local_inputs import open_host_cache
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_json
 

@@ -8,10 +8,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from pipeline_ops.artifacts.dataset import compute_split_digest
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.dataset import compute_split_digest
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Layout, iterate_manifests
+from pipeline_ops.contract.manifest import (
     BASE,
     NAME,
     RAW_FILES,
@@ -20,18 +22,17 @@ from pipeline_ops.artifacts.manifest import (
     find_damage,
     read_manifest,
 )
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.planned_training import UserCode
+from pipeline_ops.contract.request import Request
+from pipeline_ops.contract.results import (
     LAST_EVALUATION,
     SERVING_STATISTICS,
     TEST_SPLIT,
     ModelFigures,
 )
-from pipeline_ops.artifacts.serving_statistics import ServingStatistics
-from pipeline_ops.config.hosts import Hosts
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.places.open_place import open_place
-from pipeline_ops.jobs.places.place import Place, make_hosts_variable
-from pipeline_ops.jobs.request import Request
+from pipeline_ops.contract.serving_statistics import ServingStatistics
+from pipeline_ops.places.open_place import open_place
+from pipeline_ops.places.place import Place, make_hosts_variable
 from pipeline_ops.planning.inputs import (
     choose_base,
     find_baseline,
@@ -51,7 +52,6 @@ from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.request_cache import cache_requests, prefetch
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.user_code.models import find_user_versions, read_user_code
-from pipeline_ops.user_code.modules import UserCode
 from pipeline_ops.user_code.sources import find_source_versions, read_source_code
 from pipeline_ops.user_code.stages import find_stage_versions, read_stage_code
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Layout, format_trial_name
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.evaluate import Mode, find_mode, rank_figure
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.search import MAX_TRIALS, Search
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Layout, format_trial_name
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.request import PlannedTrial
+from pipeline_ops.contract.results import TrainingFigures
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.request import PlannedTrial
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.storage.store_path import StorePath
@@ -106,7 +106,7 @@ def plan_trials(config: PipelineConfig) -> list[Trial]:
                 "Take fewer values, or method: random."
             )
     try:
-        from pipeline_ops.jobs.study import draw_parameters
+        from pipeline_ops.job.study import draw_parameters
     except ImportError as error:
         raise ConfigError(
             f"search: Optuna is not installed here ({error}). "

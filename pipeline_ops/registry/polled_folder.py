@@ -25,8 +25,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
-from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.results import ModelFigures
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import Version

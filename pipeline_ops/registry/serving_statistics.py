@@ -17,7 +17,7 @@ import logging
 import re
 import secrets
 
-from pipeline_ops.artifacts.serving_statistics import (
+from pipeline_ops.contract.serving_statistics import (
     ServingStatistics,
     ServingWindow,
     add_windows,

@@ -35,7 +35,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.config.train import InputOptions
+from pipeline_ops.contract.manifest import (
     MAX_BYTES,
     NAME,
     Input,
@@ -45,9 +46,8 @@ from pipeline_ops.artifacts.manifest import (
     fetch_file,
     parse_manifest,
 )
-from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import DataError, MachineError, TrainyardError
-from pipeline_ops.jobs.local_inputs import open_host_cache
+from pipeline_ops.job.local_inputs import open_host_cache
 from pipeline_ops.storage.local_files import (
     format_json,
     remove_staging_folders,

@@ -11,10 +11,10 @@ import glob
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import NAME, Input
 from pipeline_ops.config.train import InitialWeights, InputOptions
+from pipeline_ops.contract.manifest import NAME, Input
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.local_inputs import open_host_cache
+from pipeline_ops.job.local_inputs import open_host_cache
 from pipeline_ops.registry.versions import fetch_version
 from pipeline_ops.storage.checksums import compute_checksums, compute_digest
 from pipeline_ops.storage.open_store import is_remote, open_near, open_path

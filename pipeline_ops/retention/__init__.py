@@ -23,6 +23,6 @@ Why this is safe beside runs:
 
 Only what shows that this program has written it is ever removed: a run with a readable record or
 request, an artifact with a manifest or a lock, and names that hold a fingerprint, at the places of
-`artifacts/layout.py`. Everything else is reported as foreign and stays, as do links and folders of
+`contract/layout.py`. Everything else is reported as foreign and stays, as do links and folders of
 other users (`storage/local_files.py`).
 """

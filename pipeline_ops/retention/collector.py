@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.artifacts.layout import (
+from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.config.storage import Keep
+from pipeline_ops.contract.layout import (
     Layout,
     lock_file,
     parse_artifact_uri,
     usage_file,
     work_folder,
 )
-from pipeline_ops.artifacts.manifest import MAX_BYTES, NAME
-from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.storage import Keep
+from pipeline_ops.contract.manifest import MAX_BYTES, NAME
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.retention.inventory import StoredArtifact, Total, take_inventory
 from pipeline_ops.retention.needs import (

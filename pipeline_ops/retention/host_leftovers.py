@@ -10,8 +10,8 @@ import re
 import time
 
 from pipeline_ops.config.train import InputOptions
-from pipeline_ops.jobs.local_inputs import open_host_cache
-from pipeline_ops.jobs.workspace import find_jobs_folder
+from pipeline_ops.job.local_inputs import open_host_cache
+from pipeline_ops.job.workspace import find_jobs_folder
 from pipeline_ops.retention.inventory import Total
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_root

@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from pipeline_ops.artifacts.layout import REQUEST, Layout
-from pipeline_ops.artifacts.manifest import NAME, Manifest, read_manifest
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
+from pipeline_ops.contract.layout import REQUEST, Layout
+from pipeline_ops.contract.manifest import NAME, Manifest, read_manifest
+from pipeline_ops.contract.request import read_request
+from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.request import read_request
-from pipeline_ops.jobs.task_record import TaskRecord, read_record
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.serving_statistics import SUFFIX
 from pipeline_ops.registry.versions import read_manifests

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
-from pipeline_ops.artifacts.layout import parse_artifact_uri
-from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.config.storage import Keep
+from pipeline_ops.contract.layout import parse_artifact_uri
+from pipeline_ops.contract.manifest import Manifest
 from pipeline_ops.retention.inventory import Content, Inventory, StoredArtifact, StoredRun
 
 DAY_SECONDS = 86400.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.contract.dataset import (
     BOX_EDGES,
     BOX_IS_CROWD,
     BOX_LABEL,

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import ENCODED
+from pipeline_ops.contract.dataset import ENCODED
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.models.boxes import suppress
 from pipeline_ops.models.detection import Head

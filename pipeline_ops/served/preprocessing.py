@@ -33,8 +33,8 @@ from beam_jobs.stages import (
     run_stages,
 )
 from beam_jobs.stages.stage import Example, Rejected
-from pipeline_ops.artifacts.dataset import DatasetFigures, StageFigures
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.dataset import DatasetFigures, StageFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.served.contract import PREPROCESSING
 from pipeline_ops.storage.parsing import parse_json_as

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import ENCODED
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.contract.dataset import ENCODED
+from pipeline_ops.contract.results import (
     MIN_SCORE,
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
     FileFigures,
 )
-from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.errors import DataError
 from pipeline_ops.served import contract
 from pipeline_ops.served.client import (

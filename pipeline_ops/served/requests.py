@@ -7,7 +7,7 @@ server such as TensorFlow Serving:
         answer = ask(image_bytes)               # {"probabilities": [...], "classes": 7}
         statistics.add(image_bytes, answer)
 
-It keeps counts only (`artifacts/serving_statistics.py`): never an image, a key, a file name or an
+It keeps counts only (`contract/serving_statistics.py`): never an image, a key, a file name or an
 address. A request costs microseconds, because it only counts the answer and puts the image into a
 short queue. A thread measures the queue. It works for a fixed part of the time, so of very many
 images it measures a sample.
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from pipeline_ops.artifacts.features import CHANNELS, Histogram, merge_histograms
-from pipeline_ops.artifacts.serving_statistics import MAX_CLASSES, MAX_NAME, Property, ServingWindow
+from pipeline_ops.contract.features import CHANNELS, Histogram, merge_histograms
+from pipeline_ops.contract.serving_statistics import MAX_CLASSES, MAX_NAME, Property, ServingWindow
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.registry.serving_statistics import (
     locate_statistics,

@@ -1,6 +1,6 @@
 """Tries `serve` of a user's stages: `python -m pipeline_ops.served.trial ANSWER`.
 
-`jobs/model_check.py` writes the request to its stdin before any work. Otherwise the export would be
+`job/model_check.py` writes the request to its stdin before any work. Otherwise the export would be
 the first to find a `serve` that does something else than its stage, after a whole training. The
 process has TensorFlow, and needs none of the packages of the stages' Python functions.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from beam_jobs.stages import BoundStage, bind_stages
 from pipeline_ops.config.preprocess import StageConfig
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import StageTrial, StageTrials
+from pipeline_ops.job.model_check import StageTrial, StageTrials
 from pipeline_ops.served.preprocessing import serve_stage
 from pipeline_ops.served.references import MAX_MEAN, MAX_TAIL, TAIL_PERCENT, compare_pixels
 from pipeline_ops.storage.local_files import write_json

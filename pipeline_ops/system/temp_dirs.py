@@ -12,7 +12,7 @@ The lock is on the folder itself, and systemd-tmpfiles spares a locked folder. T
 belongs to every user of this host, so a root that is not private to this user is refused. It may be
 a share, and a lock is valid on one host only, so the host is part of the path. Names are short,
 because the path of a socket has at most 108 bytes. These folders hold no files for the next try
-(see `work_folder` in `artifacts/layout.py`) or for other hosts.
+(see `work_folder` in `contract/layout.py`) or for other hosts.
 """
 
 from __future__ import annotations

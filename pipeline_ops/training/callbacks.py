@@ -27,9 +27,9 @@ import numpy as np
 from keras import callbacks as kinds
 from keras.callbacks import Callback
 
-from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.evaluate import rank_figure
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.results import Epoch
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
 from pipeline_ops.input.framework_internals import (
     compare_only_finite,

@@ -1,6 +1,6 @@
 """The check of a model on one batch: `python -m pipeline_ops.training.check ANSWER`.
 
-`jobs/model_check.py` starts it, writes the request to its stdin, and explains why the check has its
+`job/model_check.py` starts it, writes the request to its stdin, and explains why the check has its
 own process. It builds the model, the loss, the metrics, the callbacks and the change of images of
 the author's own, and computes one batch of random pixels. The answer is a JSON file. Its `fault`
 begins with a key of the config. Its `missing` gives the reason why the check could not run. Its
@@ -19,8 +19,8 @@ from typing import Any
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import MAX_STEPS, Train
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.jobs.job_code import write_user_files
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.job_code import write_user_files
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.user_code.planned_imports import PlannedCode, import_as_planned
 

@@ -21,14 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline_ops.errors import ExitCode, TrainyardError
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.gang_protocol import (
     CandidateSpec,
     Event,
     Fork,
     WorkerSpec,
 )
-from pipeline_ops.jobs.request import Status
+from pipeline_ops.contract.request import Status
+from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.read_errors import summarize_error, to_exit_code
 from pipeline_ops.system.host import die_with_parent

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import KEY, list_shards
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import KEY, list_shards
 from pipeline_ops.input.augment import OwnChange, build_augmentation
 from pipeline_ops.input.batches import (
     build_training_dataset,
@@ -21,7 +21,7 @@ from pipeline_ops.input.batches import (
 )
 from pipeline_ops.input.reading import Tell, build_evaluation_dataset, open_split, read_batches
 from pipeline_ops.input.sources import open_encoded_source, open_example_source
-from pipeline_ops.jobs.local_inputs import HostDataset
+from pipeline_ops.job.local_inputs import HostDataset
 from pipeline_ops.models.task import Task
 from pipeline_ops.training.loop import Batches
 

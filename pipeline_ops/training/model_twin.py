@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model
 from pipeline_ops.storage.local_files import translate_write_errors, write_json
 from pipeline_ops.training.check import exit_for_machine, use_code

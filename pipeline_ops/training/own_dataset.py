@@ -25,7 +25,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.batches import find_worker_slice
 from pipeline_ops.input.reading import SplitShards
-from pipeline_ops.jobs.local_inputs import HostDataset
+from pipeline_ops.job.local_inputs import HostDataset
 from pipeline_ops.models import load_function
 from pipeline_ops.models.task import Task
 from pipeline_ops.models.user_errors import convert_user_errors, list_own_frames, locate

@@ -14,25 +14,27 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import (
     ENCODED,
     KEY,
     is_raw_test_file,
     list_raw_test_paths,
 )
-from pipeline_ops.artifacts.manifest import Input, read_manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.gang_protocol import TRAINED, CandidateSpec
+from pipeline_ops.contract.manifest import Input, read_manifest
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.request import Request, read_request
+from pipeline_ops.contract.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
     SAVED_MODEL,
     WEIGHTS,
 )
-from pipeline_ops.config.train import Train
 from pipeline_ops.input.reading import open_split, read_batches, read_records
 from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
-from pipeline_ops.jobs.job_code import use_user_code
-from pipeline_ops.jobs.local_inputs import (
+from pipeline_ops.job.job_code import use_user_code
+from pipeline_ops.job.local_inputs import (
     HostDataset,
     fetch_files,
     fetch_input,
@@ -40,8 +42,6 @@ from pipeline_ops.jobs.local_inputs import (
     open_host_dataset,
     store_files,
 )
-from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.user_errors import convert_training_errors
 from pipeline_ops.served.client import (

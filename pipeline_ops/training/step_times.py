@@ -1,6 +1,6 @@
 """Measures steps of a training: `python -m pipeline_ops.training.step_times`.
 
-`jobs/model_check.py` starts it, writes the request to its stdin and reads the times from its
+`job/model_check.py` starts it, writes the request to its stdin and reads the times from its
 stdout. The images are random, and there is no augmentation. A step is that of one worker with one
 device.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.model_check import ModelCheckRequest, StepTimes
+from pipeline_ops.job.model_check import ModelCheckRequest, StepTimes
 from pipeline_ops.models import build_model, make_head
 from pipeline_ops.models.boxes import Boxes
 from pipeline_ops.models.classification import Classification

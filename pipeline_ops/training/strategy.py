@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import WorkerSpec
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.framework_internals import (
     disable_thread_spinning,
@@ -30,7 +31,6 @@ from pipeline_ops.input.framework_internals import (
     override_local_devices,
     send_all_types,
 )
-from pipeline_ops.jobs.gang_protocol import WorkerSpec
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
 
 Gather = Callable[[bytes], list[bytes]]

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from pipeline_ops.artifacts.results import Epoch, GpuUsage, StepShares
 from pipeline_ops.config.train import Tensorboard
+from pipeline_ops.contract.results import Epoch, GpuUsage, StepShares
 from pipeline_ops.input.reading import build_evaluation_dataset
 from pipeline_ops.models.boxes import Boxes, Detections
 from pipeline_ops.models.detection import Detection

@@ -23,17 +23,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import KEY
-from pipeline_ops.artifacts.results import DIVERGED, Epoch
 from pipeline_ops.config.train import MAX_EPOCHS, Train
-from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.dataset import KEY
+from pipeline_ops.contract.gang_protocol import (
     COMPILING_PHASE,
     TRAIN_PHASE,
     WAITING_PHASE,
     WorkerSpec,
 )
-from pipeline_ops.jobs.progress import ProgressWriter
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.results import DIVERGED, Epoch
+from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.models.task import (
     BatchSums,
     Task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pipeline_ops.artifacts.results import Epoch
+from pipeline_ops.contract.results import Epoch
 from pipeline_ops.storage.parsing import JsonModel
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pynvml
 import tensorflow as tf
 
-from pipeline_ops.artifacts.results import GpuUsage, StepShares
+from pipeline_ops.contract.results import GpuUsage, StepShares
 from pipeline_ops.system.gpus import find_gpus
 
 _SAMPLE_SECONDS = 1.0

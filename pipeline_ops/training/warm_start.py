@@ -25,8 +25,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline_ops.artifacts.manifest import NAME
-from pipeline_ops.artifacts.results import WEIGHTS
+from pipeline_ops.contract.manifest import NAME
+from pipeline_ops.contract.results import WEIGHTS
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.input.framework_internals import TrackableObjectGraph
 from pipeline_ops.raw_data.limits import check_expansion

@@ -22,15 +22,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS
-from pipeline_ops.artifacts.manifest import WARM_START
-from pipeline_ops.artifacts.results import CALLBACKS, DIVERGED, TENSORBOARD
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
-from pipeline_ops.input.augment import OwnChange
-from pipeline_ops.input.framework_internals import list_layers
-from pipeline_ops.input.streaming import raise_read_errors
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.dataset import CLASS_WEIGHTS
+from pipeline_ops.contract.gang_protocol import (
     JOINING_PHASE,
     STATE,
     TRAINED,
@@ -38,15 +32,21 @@ from pipeline_ops.jobs.gang_protocol import (
     WorkerSpec,
     format_worker_digest_name,
 )
-from pipeline_ops.jobs.job_code import use_user_code
-from pipeline_ops.jobs.local_inputs import (
+from pipeline_ops.contract.manifest import WARM_START
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.request import Request, read_request
+from pipeline_ops.contract.results import CALLBACKS, DIVERGED, TENSORBOARD
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.input.augment import OwnChange
+from pipeline_ops.input.framework_internals import list_layers
+from pipeline_ops.input.streaming import raise_read_errors
+from pipeline_ops.job.job_code import use_user_code
+from pipeline_ops.job.local_inputs import (
     HostDataset,
     open_host_cache,
     open_host_dataset,
     store_files,
 )
-from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import Request, read_request
 from pipeline_ops.models import (
     build_model,
     has_own_step,

@@ -1,8 +1,8 @@
 """The Python of a task's job if it is not Airflow's own, and the package versions in it.
 
 The versions belong to the fingerprint. Airflow's environment then needs neither TensorFlow nor
-Beam. The code that runs is always that of Airflow's side, and `operators/job_start.py` brings it
-along.
+Beam. The code that runs is always that of Airflow's side, and `orchestration/job_start.py` brings
+it along.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import find_versions
+from pipeline_ops.contract.fingerprint import find_versions
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.processes import SAFE_PATH
 

@@ -14,15 +14,16 @@ import ast
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.evaluate import Evaluate
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.planned_training import UserCode
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.host import parse_python
 from pipeline_ops.user_code.modules import (
-    UserCode,
+    check_size,
     find_distributions,
     find_module,
     read_files,
@@ -64,7 +65,7 @@ def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
             code |= read_module(module, origin, folder, whole_package=True)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
-    return code.check_size(f"{name}.files", folder)
+    return check_size(code, f"{name}.files", folder)
 
 
 def check_names(section: Train | Evaluate, folder: Path) -> None:

@@ -21,19 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel
-
-from pipeline_ops.artifacts.source_code import (
+from pipeline_ops.config.reading import suggest_name
+from pipeline_ops.contract.planned_training import UserCode
+from pipeline_ops.contract.source_code import (
     PACKAGES,
     SourceFile,
     digest_bytes,
     read_sources,
 )
-from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import (
-    EncodedBytes,
-    RelativePath,
     UnsafePath,
     describe_os_error,
     parse_relative_path,
@@ -49,28 +46,13 @@ _MAX_MIB = 16
 """The limit for each section of a config. A request has up to three of them, as base64."""
 
 
-class UserCode(BaseModel, frozen=True):
-    """Files of an author, each read once.
-
-    Attributes:
-      digests: those of all files, by path below the folder in which Python finds the module, or
-        below that of the config.
-      files: the content of the files that lie below the folder of the config. They travel.
-    """
-
-    digests: dict[RelativePath, str] = {}
-    files: dict[RelativePath, EncodedBytes] = {}
-
-    def __or__(self, other: UserCode) -> UserCode:
-        return UserCode(digests=self.digests | other.digests, files=self.files | other.files)
-
-    def check_size(self, key: str, folder: Path) -> UserCode:
-        """Returns this. Raises ConfigError if it is too large to travel with a request."""
-        total = sum(map(len, self.files.values()))
-        if total > _MAX_MIB << 20:
-            largest = max(self.files, key=lambda path: len(self.files[path]))
-            raise _make_size_error(key, folder / largest, total)
-        return self
+def check_size(code: UserCode, key: str, folder: Path) -> UserCode:
+    """Returns the code. Raises ConfigError if it is too large to travel with a request."""
+    total = sum(map(len, code.files.values()))
+    if total > _MAX_MIB << 20:
+        largest = max(code.files, key=lambda path: len(code.files[path]))
+        raise _make_size_error(key, folder / largest, total)
+    return code
 
 
 def find_module(module: str, folder: Path | None = None) -> Path | None:

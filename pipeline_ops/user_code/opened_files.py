@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES
+from pipeline_ops.contract.source_code import CODE_ROOT, PACKAGES
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.modules import is_installed
 from pipeline_ops.user_code.planned_imports import get_planned_code, is_planned, raise_fault

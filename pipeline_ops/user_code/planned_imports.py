@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
-from pipeline_ops.artifacts.source_code import PACKAGES, digest_tree
+from pipeline_ops.contract.source_code import PACKAGES, digest_tree
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.host import parse_source
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from pipeline_ops.artifacts.fingerprint import find_versions
 from pipeline_ops.config.sources import (
     ENTRY_POINT_GROUP,
     OwnCodeSource,
@@ -20,9 +19,11 @@ from pipeline_ops.config.sources import (
     find_module_path,
     find_publishers,
 )
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.planned_training import UserCode
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.user_code.modules import (
-    UserCode,
+    check_size,
     find_distributions,
     find_module,
     read_files,
@@ -77,7 +78,7 @@ def read_source_code(source: Source, files: Sequence[str], folder: Path) -> User
             code |= read_module(module, origin, folder)
         except ConfigError as error:
             raise ConfigError(f"preprocess.source.{source.code_key}: {error}") from None
-    return code.check_size("preprocess.files", folder)
+    return check_size(code, "preprocess.files", folder)
 
 
 def find_source_versions(source: Source) -> dict[str, str]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config import sources
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.planned_training import UserCode
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.user_code.modules import (
-    UserCode,
     find_distributions,
     find_module,
     read_module,

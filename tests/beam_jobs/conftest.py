@@ -24,19 +24,19 @@ import yaml
 from beam_jobs.io.example import parse
 from beam_jobs.io.tfrecord_files import scan_records
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.dataset import (
     QUARANTINE_CONTENT,
     QUARANTINE_KEY,
     QUARANTINE_PREFIX,
     RAW_TEST_PREFIX,
 )
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.request import read_status, write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import read_status, write_request
-from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.job.runner import run_request
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.job.model_check import plan_training
 from pipeline_ops.planning.plan import plan_job
 
 CROWDED = 120
@@ -47,7 +47,7 @@ def pictures(pipeline, encode):
         }
         config = load_config(pipeline.config_file, changes)
         plan = plan_job("preprocess", config, "run", {})
-        training = PlannedTraining.from_config(config, sys.executable) if train else None
+        training = plan_training(config, sys.executable) if train else None
         request = plan.request.model_copy(update={"training": training})
         return pipeline.run(dataclasses.replace(plan, request=request))
 

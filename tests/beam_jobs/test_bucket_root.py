@@ -10,11 +10,11 @@ from small_disks import mount_small_disk
 
 from beam_jobs.output.shard import ShardBuilder
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import find_damage, locate_file, read_manifest
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import find_damage, locate_file, read_manifest
+from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.request import read_status
-from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.job.runner import run_request
 from pipeline_ops.storage.checksums import ChecksumAccumulator
 
 pytestmark = pytest.mark.stores

@@ -16,8 +16,8 @@ from beam_jobs.planning.generations import (
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import split_records
 from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts.dataset import IndexEntry, parse_generation
 from pipeline_ops.config.preprocess import Preprocess
+from pipeline_ops.contract.dataset import IndexEntry, parse_generation
 from pipeline_ops.raw_data.raw_file import RawFile, format_digest
 
 CLASSES = ["a", "b"]

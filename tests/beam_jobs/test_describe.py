@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, Manifest, read_manifest, write_manifest
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.manifest import Input, Manifest, read_manifest, write_manifest
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.registry.registry import Registry
 

@@ -19,7 +19,7 @@ from digits_builder import pack_digits
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, DataError, ExitCode, MachineError
-from pipeline_ops.jobs.source_download import download_source
+from pipeline_ops.places.source_download import download_source
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 DIGITS = "digits_builder.Digits"

@@ -10,15 +10,15 @@ import signal
 import pytest
 
 from beam_jobs.planning.generations import read_index
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.contract.dataset import (
     KEY,
     SPLITS,
     DatasetFigures,
     list_removed_positions,
     list_shards,
 )
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.system.processes import find_group_members
 
 

@@ -13,7 +13,7 @@ from beam_jobs.planning.generations import (
 )
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts.dataset import IndexEntry, write_index
+from pipeline_ops.contract.dataset import IndexEntry, write_index
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.raw_file import RawFile
 

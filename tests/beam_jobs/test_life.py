@@ -14,12 +14,12 @@ import sys
 import psutil
 import pytest
 
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import find_damage
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import find_damage
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import read_status
+from pipeline_ops.orchestration.job_handle import JobHandle
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.processes import ProcessIdentity, find_group_members

@@ -16,7 +16,7 @@ from manifests import list_again
 from beam_jobs.io.example import encode_png
 from beam_jobs.stages import CATALOGUE
 from beam_jobs.stages.stage import Stage, parameters
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths
+from pipeline_ops.contract.dataset import DatasetFigures, list_shard_paths
 from pipeline_ops.errors import ExitCode
 
 
@@ -228,7 +228,7 @@ def test_tensorflow_reads_what_was_written(animals, tmp_path: Path):
     ]
     code = """
 import sys, tensorflow as tf
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
+from pipeline_ops.contract.dataset import ENCODED, KEY, LABEL
 features = {ENCODED: tf.io.FixedLenFeature([], tf.string), LABEL: tf.io.FixedLenFeature([], tf.int64), KEY: tf.io.FixedLenFeature([], tf.string)}
 batch = tf.io.parse_example(next(iter(tf.data.TFRecordDataset(sys.argv[1:]).batch(1000))), features)
 for encoded, label, key in zip(batch[ENCODED].numpy(), batch[LABEL].numpy(), batch[KEY].numpy()):

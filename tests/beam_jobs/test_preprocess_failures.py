@@ -7,10 +7,10 @@ import json
 import yaml
 
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.request import read_status, write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status, write_request
-from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.job.runner import run_request
 
 
 def test_more_rejects_than_the_budget_fail_the_job_and_are_named(animals):

@@ -21,9 +21,9 @@ from beam_jobs.io.tfrecord_files import write_tfrecord
 from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuilder, ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan, hash_key
-from pipeline_ops.artifacts import dataset
-from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract import dataset
+from pipeline_ops.contract.manifest import find_damage
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root

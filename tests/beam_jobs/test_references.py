@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from manifests import list_again
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.config.train import InputOptions
+from pipeline_ops.contract.dataset import (
     parse_generation,
 )
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.contract.manifest import (
     NAME,
     find_damage,
 )
-from pipeline_ops.config.train import InputOptions
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.local_inputs import open_host_dataset
+from pipeline_ops.job.local_inputs import open_host_dataset
 from pipeline_ops.storage.local_files import withdraw_folder
 from pipeline_ops.system.disk_cache import HostCache
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from beam_jobs.stages import load_stage
-from pipeline_ops.artifacts.dataset import DatasetFigures, iterate_index
+from pipeline_ops.contract.dataset import DatasetFigures, iterate_index
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
 
 DECODE = {"decode": {"channels": 1}}
 INVERT, WRITE, TURN = "own_stages:invert", "own_stages:write", "own_stages:turn"

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.errors import ExitCode
 
 DECODE = {"decode": {"channels": 1}}

@@ -10,7 +10,7 @@ import pytest
 from beam_jobs.checks import sample_image_shape
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.job.model_check import plan_training
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -20,7 +20,7 @@ def run_for(pipeline, *, python: str = sys.executable, preprocess: dict | None =
     overrides = {f"train.{key}": value for key, value in train.items()}
     if train.get("model") == "center_detector":
         overrides["evaluate.gate"] = [{"metric": "map_50", "at_least": 0.1}]
-    training = PlannedTraining.from_config(load_config(pipeline.config_file, overrides), python)
+    training = plan_training(load_config(pipeline.config_file, overrides), python)
     request = plan.request.model_copy(update={"training": training})
     return pipeline.run(dataclasses.replace(plan, request=request))
 

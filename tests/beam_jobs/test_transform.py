@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from beam_jobs.output.shard import ShardBuilder
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import BeamSource
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.planning.job_kinds import digest_job_code
 

@@ -23,7 +23,7 @@ from measuring import (
     sum_costs,
 )
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.planning.job_kinds import JOBS
 
 

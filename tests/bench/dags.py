@@ -38,7 +38,7 @@ start = time.process_time()
 import airflow.sdk, airflow.dag_processing.dagbag, airflow.triggers.base
 sdk = time.process_time()
 from beam_jobs.stages import check_stages
-from pipeline_ops.operators.dags import make_dags
+from pipeline_ops.orchestration.dags import make_dags
 imported = time.process_time()
 dags = make_dags([sys.argv[1]], check_stages)
 made = time.process_time()

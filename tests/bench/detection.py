@@ -22,10 +22,10 @@ import numpy as np
 import yaml
 from measuring import run_job
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.dataset import DatasetFigures, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import TrainingFigures
 from pipeline_ops.planning.job_kinds import JOBS
 
 

@@ -31,7 +31,7 @@ from preprocess import (  # noqa: E402
     run_other,
 )
 
-from pipeline_ops.jobs.progress import ProgressReader  # noqa: E402
+from pipeline_ops.contract.progress import ProgressReader  # noqa: E402
 
 WORKERS = 2
 _MANY = 3

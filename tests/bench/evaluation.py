@@ -22,8 +22,8 @@ import numpy as np
 from measuring import format_spread, make_parser
 
 from beam_jobs.io.example import pack
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.config.evaluate import Slice
+from pipeline_ops.contract.dataset import ENCODED, KEY, LABEL
 from pipeline_ops.evaluation.classifier import Answers, compute_findings
 from pipeline_ops.evaluation.detector import evaluate_boxes
 from pipeline_ops.served.client import (

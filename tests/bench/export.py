@@ -23,8 +23,8 @@ from measuring import (
     run_job,
 )
 
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import FormatFigures, ModelFigures
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import FormatFigures, ModelFigures
 from pipeline_ops.planning.job_kinds import JOBS
 
 OTHERS = ("tflite", "tflite_int8", "onnx")

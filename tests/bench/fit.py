@@ -19,8 +19,8 @@ import keras
 import tensorflow as tf
 from nets import build_cnn, build_dense
 
-from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.dataset import ENCODED, LABEL, DatasetFigures, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
 
 FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),

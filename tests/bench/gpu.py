@@ -137,7 +137,7 @@ def measure_net(
 def measure_input(seconds: float, pixels: int, batch: int) -> Iterator[Measurement]:
     """Yields the time of the first batch, and then the figures of the batches of some seconds."""
     from pipeline_ops.config.train import Train
-    from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
+    from pipeline_ops.job.local_inputs import open_host_cache, open_host_dataset
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.system.host import count_cores
     from pipeline_ops.training.input_pipeline import InputPipeline

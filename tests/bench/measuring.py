@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.request import read_status, write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.store_path import StorePath

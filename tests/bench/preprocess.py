@@ -20,7 +20,7 @@ from measuring import HERE, Cost, format_spread, make_parser, measure, run_job, 
 from photographs import SIZES, build_photograph_path, compute_photograph_size, make_photographs
 
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.contract.progress import ProgressReader
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _MANY = 5

@@ -19,14 +19,14 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 from measuring import ROOT, load_digits_config, make_environment, run_job  # noqa: E402
 
-from pipeline_ops.artifacts.layout import Attempt, Layout  # noqa: E402
-from pipeline_ops.artifacts.manifest import read_manifest  # noqa: E402
-from pipeline_ops.artifacts.results import TrainingFigures  # noqa: E402
 from pipeline_ops.config.pipeline import PipelineConfig  # noqa: E402
+from pipeline_ops.contract.layout import Attempt, Layout  # noqa: E402
+from pipeline_ops.contract.manifest import read_manifest  # noqa: E402
+from pipeline_ops.contract.progress import ProgressReader  # noqa: E402
+from pipeline_ops.contract.request import read_status, write_request  # noqa: E402
+from pipeline_ops.contract.results import TrainingFigures  # noqa: E402
 from pipeline_ops.errors import ExitCode  # noqa: E402
-from pipeline_ops.jobs.progress import ProgressReader  # noqa: E402
-from pipeline_ops.jobs.request import read_status, write_request  # noqa: E402
-from pipeline_ops.jobs.study import create_study, tell_finished  # noqa: E402
+from pipeline_ops.job.study import create_study, tell_finished  # noqa: E402
 from pipeline_ops.planning.job_kinds import KINDS  # noqa: E402
 from pipeline_ops.planning.plan import plan_job  # noqa: E402
 from pipeline_ops.planning.trials import (  # noqa: E402

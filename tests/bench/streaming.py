@@ -39,14 +39,14 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
     import numpy as np
     from photographs import photograph
 
-    from pipeline_ops.artifacts.dataset import (
+    from pipeline_ops.contract.dataset import (
         RECORD_LENGTHS,
         DatasetFigures,
         StageFigures,
         build_shard_name,
         format_record_lengths,
     )
-    from pipeline_ops.artifacts.manifest import write_manifest
+    from pipeline_ops.contract.manifest import write_manifest
 
     images = []
     for index in range(100):
@@ -79,7 +79,7 @@ def write_dataset(folder: Path, megabytes: int, num_shards: int) -> None:
 def _write_shard(path: Path, images: list[bytes], own: range) -> list[int]:
     from beam_jobs.io.example import pack
     from beam_jobs.io.tfrecord_files import write_tfrecord
-    from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL
+    from pipeline_ops.contract.dataset import ENCODED, KEY, LABEL
     from pipeline_ops.storage.open_store import open_path
 
     with write_tfrecord(open_path(path)) as writer:
@@ -94,7 +94,7 @@ def train(uri: str, shuffle: str, cache: Path, limit_bytes: int, num_steps: int)
     """Trains as a worker does, and prints what it took."""
     from pipeline_ops.config.train import Train
     from pipeline_ops.input.tensorflow_start import tf
-    from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
+    from pipeline_ops.job.local_inputs import open_host_cache, open_host_dataset
     from pipeline_ops.models import build_model
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.training.input_pipeline import InputPipeline

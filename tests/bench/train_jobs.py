@@ -20,12 +20,12 @@ import psutil
 from measuring import make_environment, run_job, write_config
 from sklearn.datasets import load_digits
 
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.request import read_status, write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root

@@ -26,8 +26,8 @@ import numpy as np  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from beam_jobs.io.example import pack  # noqa: E402
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.config.train import Train  # noqa: E402
+from pipeline_ops.contract.dataset import ENCODED, KEY, LABEL  # noqa: E402
 from pipeline_ops.input.batches import build_training_dataset  # noqa: E402
 from pipeline_ops.input.reading import SplitShards  # noqa: E402
 from pipeline_ops.input.sources import EncodedSource, MemorySource  # noqa: E402

@@ -10,10 +10,10 @@ from typing import Any
 
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.dataset import build_shard_name
-from pipeline_ops.artifacts.manifest import list_files, read_manifest, write_manifest
-from pipeline_ops.artifacts.results import PREDICTIONS, REPORT
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.dataset import build_shard_name
+from pipeline_ops.contract.manifest import list_files, read_manifest, write_manifest
+from pipeline_ops.contract.results import PREDICTIONS, REPORT
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry

@@ -27,7 +27,6 @@ from processes import (
     wait_until,
 )
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.embedded_airflow import (
     MIGRATE,
     AirflowHome,
@@ -35,6 +34,7 @@ from pipeline_ops.cli.embedded_airflow import (
     build_airflow_environment,
     find_free_port,
 )
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 ENDED = ("success", "failed", "upstream_failed", "skipped", "removed")
 """Final states of a task."""

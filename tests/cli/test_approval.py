@@ -13,20 +13,20 @@ from config_files import write_config
 from held_airflow import run_airflow
 from processes import wait_until
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import USER
-from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.storage.open_store import open_root
 
 _DAG = """
 import datetime as dt, json
 from airflow.sdk import DAG, task
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.operators.approval import ApproveOperator
-from pipeline_ops.operators.tasks import ExportOperator
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.task_record import TaskRecord, write_record
+from pipeline_ops.orchestration.approval import ApproveOperator
+from pipeline_ops.orchestration.tasks import ExportOperator
 
 CONFIG, MADE = {config!r}, json.loads({made!r})
 

@@ -11,10 +11,10 @@ import yaml
 from config_files import set_words
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.manifest import read_manifest
 
 COCO = Path(__file__).resolve().parents[2] / "configs" / "coco_retinanet.yaml"
 

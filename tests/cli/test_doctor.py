@@ -19,12 +19,12 @@ from fake_kubernetes.hosts import IMAGE
 from launch.network import Network, why_not
 from small_disks import mount_small_disk
 
-from pipeline_ops.artifacts.fingerprint import find_versions
-from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES
 from pipeline_ops.cli.commands.doctor import list_packages
 from pipeline_ops.cli.main import main
-from pipeline_ops.jobs.job_code import digest_code
-from pipeline_ops.jobs.remote_host import HostResponse
+from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.contract.source_code import CODE_ROOT, PACKAGES
+from pipeline_ops.job.job_code import digest_code
+from pipeline_ops.places.remote_host import HostResponse
 from pipeline_ops.system.host import check_host, has_slow_tar_headers
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"

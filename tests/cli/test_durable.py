@@ -9,7 +9,7 @@ import pytest
 from cli.training_ends import ENDED_SECONDS, act, bring_to, table
 from processes import is_running, read_command_line, wait_until
 
-from pipeline_ops.jobs.request import read_status
+from pipeline_ops.contract.request import read_status
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 

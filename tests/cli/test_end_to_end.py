@@ -24,10 +24,10 @@ from listeners import ListenerMonitor, filter_non_loopback
 from PIL import Image
 from processes import Stopwatch, is_running, wait_until
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root

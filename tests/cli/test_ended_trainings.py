@@ -10,9 +10,9 @@ from cli.digits_airflow import Airflow
 from cli.training_ends import ENDED_SECONDS, PEOPLE, act, bring_to, table
 from processes import wait_until
 
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.jobs.request import read_status
-from pipeline_ops.jobs.task_record import read_record
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.request import read_status
+from pipeline_ops.contract.task_record import read_record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 

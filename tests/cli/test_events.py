@@ -14,7 +14,7 @@ from processes import wait_until
 
 _DAGS = """
 from beam_jobs.stages import check_stages
-from pipeline_ops.operators.dags import make_dags  # an Airflow of Trainyard's
+from pipeline_ops.orchestration.dags import make_dags  # an Airflow of Trainyard's
 
 globals().update(make_dags([{configs!r}], check_stages))
 """

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from beam_jobs.io.example import serialise
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.commands.run import print_examples
 from pipeline_ops.cli.drawing import draw_examples
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.tfrecord import frame_record
 

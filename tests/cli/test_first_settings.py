@@ -22,7 +22,7 @@ from pipeline_ops.cli.first_config.settings import (
 )
 from pipeline_ops.config.model_data_rules import find_size_problem
 from pipeline_ops.config.preprocess import Split
-from pipeline_ops.jobs.model_check import StepTimes
+from pipeline_ops.job.model_check import StepTimes
 from pipeline_ops.raw_data.raw_file import RawFile
 
 

@@ -16,11 +16,11 @@ import yaml
 from editor_schema import find_problems
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.commands.init import make_name
 from pipeline_ops.cli.commands.schema import FILE_NAME
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.models import build_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from polling_server import PollingServer
 
-from pipeline_ops.artifacts.manifest import find_damage, read_manifest
+from pipeline_ops.contract.manifest import find_damage, read_manifest
 from pipeline_ops.registry.registry import Registry
 
 

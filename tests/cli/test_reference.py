@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.reference import render_reference
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.hosts import LAUNCHERS
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.planning.job_kinds import JOBS
 
 

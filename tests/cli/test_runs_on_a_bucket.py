@@ -13,8 +13,8 @@ from cli.trainyard_command import Trainyard, cached_tasks, parse_summary
 from object_servers.fault_proxy import FaultProxy
 from object_servers.s3_server import S3Server
 
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import find_damage, read_manifest
+from pipeline_ops.contract.layout import Layout, iterate_manifests
+from pipeline_ops.contract.manifest import find_damage, read_manifest
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.scaffold import add_to_catalogue
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 STAGES, STAGE_TESTS = "beam_jobs/stages", "tests/beam_jobs/stages"
 NO_PACKAGE = "--package acme: not found in the current folder or in src/"

@@ -15,11 +15,11 @@ from npm_packages import find_missing_program
 from random_configs import draw_config, list_changes, write_nets, write_raw_data
 
 from beam_jobs.stages import check_stages
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands.schema import FILE_NAME, render_hosts_schema, render_schema
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.reading import ConfigText
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 
 CONFIGS = CODE_ROOT / "configs"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.commands.run import compute_exit_status
 from pipeline_ops.cli.run_view import RunStatus, TaskStatus
 from pipeline_ops.cli.summary import summarize_run
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.contract.remarks import describe_small_splits
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 
 SHAPE = {

@@ -37,7 +37,7 @@ CALLS_FOR_MANY = ("dagRuns", "dagRuns/{dag_run_id}/taskInstances", "clearDagRuns
 _PASSWORD = "password"
 _DAG_FILE = """
 from beam_jobs.stages import check_stages
-from pipeline_ops.operators.dags import make_dags  # Airflow reads only files with these words
+from pipeline_ops.orchestration.dags import make_dags  # Airflow reads only files with these words
 
 globals().update(make_dags([{configs!r}], check_stages))
 """
@@ -146,7 +146,7 @@ def test_a_conf_that_reaches_for_the_other_team_ends_a_run_in_its_first_task(tea
 
 def test_every_page_of_the_other_teams_pipelines_is_forbidden(teams, run_b):
     """Checks every route of the application. Without a login, all routes are refused."""
-    from pipeline_ops.ui.app import app
+    from pipeline_ops.orchestration.ui.app import app
 
     form = {"version": "1", "expected": "1", "reason": ""}
     sent = {"params": {"run_id": run_b}, "headers": {"sec-fetch-site": "same-origin"}}

@@ -22,12 +22,12 @@ from config_files import write_config
 from gangs import ALONE, QUICK
 from processes import wait_until
 
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import NAME
-from pipeline_ops.artifacts.results import TENSORBOARD
 from pipeline_ops.cli.commands.tensorboard import update_links
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import NAME
+from pipeline_ops.contract.results import TENSORBOARD
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.train import train
 from pipeline_ops.storage.open_store import open_root

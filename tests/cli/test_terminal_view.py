@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from pipeline_ops.cli.run_view import PlainView, RunStatus, TaskStatus, print_result, terminal_view
-from pipeline_ops.jobs.progress import ProgressEvent
-from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.contract.progress import ProgressEvent
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from cli.digits_airflow import Airflow, Run
 
-from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.storage.store_path import StorePath
 
 ENDED_SECONDS = 60.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
 from pipeline_ops.config.hosts import load_hosts, parse_hosts
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.fingerprint import Fingerprint
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.planning.plan import plan_job
 

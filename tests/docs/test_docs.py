@@ -21,15 +21,15 @@ from job_chain import run_jobs
 from beam_jobs.io import raw
 from beam_jobs.stages import check_stages
 from beam_jobs.stages.decode import Decode
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.commands import models
 from pipeline_ops.cli.main import make_parser
 from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.examples.digits import write_digits
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.job.model_check import check_training, plan_training
 from pipeline_ops.raw_data import limits
 
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
@@ -257,7 +257,7 @@ def test_model_and_step_of_the_page_pass_the_check(tmp_path):
 def check_example(folder: Path, options: dict[str, Any]) -> None:
     changes = {"reduce_learning_rate": None} | options
     file = write_config(folder, {f"train.{key}": value for key, value in changes.items()})
-    training = PlannedTraining.from_config(load_config(file), sys.executable)
+    training = plan_training(load_config(file), sys.executable)
     check_training(training, "classification", (12, 12, 1), 10)
 
 

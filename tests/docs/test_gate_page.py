@@ -8,8 +8,8 @@ from typing import get_args
 
 import yaml
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.evaluate import Evaluate, Rule
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 PAGE = (CODE_ROOT / "docs" / "gate.md").read_text()
 

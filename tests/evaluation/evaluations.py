@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.artifacts.results import EvaluationFigures
+from pipeline_ops.contract.manifest import NAME, read_manifest
+from pipeline_ops.contract.results import EvaluationFigures
 
 LENIENT = [{"metric": "accuracy", "at_least": 0.5, "max_regression": 0.05}]
 

@@ -8,8 +8,8 @@ import numpy as np
 from linear_models import training_figures
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.results import EvaluationFigures, RuleVerdict
 from pipeline_ops.evaluation.classifier import (
     ClassifierFindings,
     Predictions,

@@ -17,10 +17,10 @@ from linear_models import DIGITS, fit, read_examples, write_served_model
 from sandbox import NUM_REFERENCES
 from small_datasets import blacken
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import REPORT, NotFinite
 from pipeline_ops.config.evaluate import Rule
+from pipeline_ops.contract.dataset import list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import REPORT, NotFinite
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.evaluation import as_served
 from pipeline_ops.evaluation.detector import compute_findings

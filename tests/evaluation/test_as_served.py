@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline_ops.artifacts.dataset import StageFigures
+from pipeline_ops.contract.dataset import StageFigures
 from pipeline_ops.evaluation.as_served import find_raw_tests
 from pipeline_ops.served.contract import PREPROCESSING
 from pipeline_ops.served.preprocessing import Preprocessing

@@ -13,8 +13,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from pipeline_ops.artifacts.results import ModelEvaluation
 from pipeline_ops.config.evaluate import Rule
+from pipeline_ops.contract.results import ModelEvaluation
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.coco import (
     MAX_GROUPS,

@@ -13,15 +13,15 @@ import pytest
 from pages import SCRIPT, Page
 from sandbox import Sandbox, copy_dataset
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.cli.main import main
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.evaluation.compare import (
     ComparedRun,
     build_metric_rows,
     read_run,
     render_comparison,
 )
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
 from pipeline_ops.storage.open_store import open_path, open_root
 
 

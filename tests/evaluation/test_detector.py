@@ -17,10 +17,14 @@ import pytest
 from airflow_ui import CHROMIUM
 from scenes import DIGIT_SCENES, scene_example
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.cli.main import main
+from pipeline_ops.config.export import Export
+from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.dataset import list_shard_paths
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.manifest import NAME, read_manifest
+from pipeline_ops.contract.request import write_request
+from pipeline_ops.contract.results import (
     METRICS,
     PREDICTIONS,
     REPORT,
@@ -28,11 +32,7 @@ from pipeline_ops.artifacts.results import (
     EvaluationFigures,
     ModelFigures,
 )
-from pipeline_ops.cli.main import main
-from pipeline_ops.config.export import Export
-from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.request import write_request
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_root

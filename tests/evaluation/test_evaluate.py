@@ -14,12 +14,12 @@ import pytest
 from evaluation.evaluations import LENIENT, read_figures
 from linear_models import DIGITS, read_examples, write_model
 
-from pipeline_ops.artifacts.dataset import StageFigures, list_shard_paths
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
-from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, REPORT
+from pipeline_ops.contract.dataset import StageFigures, list_shard_paths
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.request import read_status
+from pipeline_ops.contract.results import METRICS, PREDICTIONS, REPORT
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import read_status
 from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.served.preprocessing import Preprocessing
 

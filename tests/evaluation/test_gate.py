@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.config.evaluate import Rule
+from pipeline_ops.contract.results import (
     ClassFigures,
     ModelEvaluation,
     RuleVerdict,
     ServingFigures,
     SkewDistance,
 )
-from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.evaluation.gate import judge
 from pipeline_ops.evaluation.metrics import ExampleGroup

@@ -9,9 +9,9 @@ import pytest
 from evaluation.evaluations import LENIENT, read_figures
 from sandbox import copy_dataset, remove_from_tests
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
-from pipeline_ops.artifacts.results import REPORT
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.results import REPORT
 from pipeline_ops.errors import DataError, ExitCode
 
 

@@ -9,9 +9,9 @@ import pytest
 from manifests import list_again
 from sandbox import copy_dataset
 
-from pipeline_ops.artifacts.dataset import INDEX, DatasetFigures, IndexEntry, write_index
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
-from pipeline_ops.artifacts.results import METRICS, REPORT
+from pipeline_ops.contract.dataset import INDEX, DatasetFigures, IndexEntry, write_index
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.results import METRICS, REPORT
 from pipeline_ops.errors import DataError
 from pipeline_ops.evaluation.inputs import Artifact, Inputs, find_leaks
 from pipeline_ops.storage.open_store import open_root

@@ -10,9 +10,9 @@ import pytest
 from evaluation.report_pages import make_training_figures
 from PIL import Image
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.results import EvaluationFigures, choose_num_counted
 from pipeline_ops.config.evaluate import Rule
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.results import EvaluationFigures, choose_num_counted
 from pipeline_ops.evaluation.detector import (
     compute_findings,
     describe_counting,

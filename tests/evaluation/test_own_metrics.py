@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from evaluation.evaluations import read_figures
 
-from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.evaluate import Evaluate
+from pipeline_ops.contract.request import read_status
+from pipeline_ops.contract.results import REPORT
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.job_code import check_environment
-from pipeline_ops.jobs.request import read_status
+from pipeline_ops.job.job_code import check_environment
 from pipeline_ops.user_code.models import check_names, read_user_code
 
 MODULE = "acme_vision.objectives"

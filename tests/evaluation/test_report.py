@@ -13,10 +13,10 @@ from evaluation.report_pages import make_training_figures, render
 from pages import BREAKOUT, SCRIPT, TEMPLATE, Page
 from sandbox import Sandbox, copy_dataset
 
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.remarks import describe_small_splits
-from pipeline_ops.artifacts.results import REPORT, Epoch, RuleVerdict
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.remarks import describe_small_splits
+from pipeline_ops.contract.results import REPORT, Epoch, RuleVerdict
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
 from pipeline_ops.evaluation.report import (

@@ -11,9 +11,9 @@ import pytest
 from linear_models import read_examples
 from PIL import Image
 
-from pipeline_ops.artifacts.dataset import ENCODED, KEY, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import METRICS, PREDICTIONS, SAVED_MODEL
+from pipeline_ops.contract.dataset import ENCODED, KEY, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import METRICS, PREDICTIONS, SAVED_MODEL
 
 
 def predict(sandbox, train: str) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -18,9 +18,9 @@ from sandbox import Sandbox
 
 from beam_jobs.stages.stage import Example
 from beam_jobs.statistics.summary import add_up, measure_example
-from pipeline_ops.artifacts.dataset import STATISTICS, list_shard_paths
-from pipeline_ops.artifacts.manifest import NAME, read_manifest, write_manifest
-from pipeline_ops.artifacts.results import METRICS, REPORT
+from pipeline_ops.contract.dataset import STATISTICS, list_shard_paths
+from pipeline_ops.contract.manifest import NAME, read_manifest, write_manifest
+from pipeline_ops.contract.results import METRICS, REPORT
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.input.reading import read_records
 from pipeline_ops.served.requests import RequestStatistics

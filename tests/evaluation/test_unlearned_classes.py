@@ -11,8 +11,8 @@ import yaml
 from config_files import set_words
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.cli.main import main
+from pipeline_ops.contract.manifest import read_manifest
 
 CLASSES = ["dark", "light", "rune", "ghost"]
 

@@ -19,10 +19,10 @@ from config_files import set_words, write_config
 from digits_builder import NUM_TRAIN, pack_digits
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.source_download import download_source
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import REPORT
+from pipeline_ops.places.source_download import download_source
 from pipeline_ops.storage.open_store import open_path
 
 MNIST = Path(__file__).resolve().parents[2] / "configs" / "mnist.yaml"

@@ -10,7 +10,7 @@ import yaml
 from job_chain import run_jobs
 from sklearn.datasets import load_digits
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.manifest import read_manifest
 
 
 @pytest.mark.stores

@@ -14,8 +14,8 @@ from pathlib import Path
 from linear_models import read_examples
 from sandbox import Sandbox
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.dataset import list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

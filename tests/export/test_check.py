@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.export import Export
+from pipeline_ops.contract.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.check import check_format, choose_rule
 from pipeline_ops.served.client import RawRecord, pack_raw_record

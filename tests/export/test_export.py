@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from export.exports import numbers, planned
 
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.contract.manifest import (
     NAME,
     Input,
     find_damage,
@@ -18,9 +18,9 @@ from pipeline_ops.artifacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS, ModelFigures
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.results import REFERENCE_OUTPUTS, ModelFigures
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root

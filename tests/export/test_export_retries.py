@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from export.exports import numbers, planned
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status
 
 
 @pytest.mark.faults

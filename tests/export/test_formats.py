@@ -11,9 +11,9 @@ import tensorflow as tf
 from linear_models import read_examples
 from pages import SCRIPT, Page
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import METRICS, PUBLICATION, REPORT, ModelFigures
+from pipeline_ops.contract.dataset import list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import METRICS, PUBLICATION, REPORT, ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.export.formats import FORMAT_PATHS, load_format
 

@@ -10,10 +10,10 @@ from linear_models import read_examples, write_served_model
 from sandbox import Sandbox
 from small_datasets import write_dataset
 
-from pipeline_ops.artifacts.dataset import SPLITS, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import SPLITS, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import ModelFigures
 
 FORMATS = ["saved_model", "tflite", "tflite_int8", "onnx"]
 NUM_REFERENCES = 64

@@ -12,7 +12,7 @@ from export.http_server import BODY, post, running, statuses
 from export.serve_process import NAMES, Server, as_b64, serve_command
 from sandbox import Sandbox, copy_dataset
 
-from pipeline_ops.artifacts.serving_statistics import ServingStatistics
+from pipeline_ops.contract.serving_statistics import ServingStatistics
 from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics
 from pipeline_ops.served.requests import ServerStatistics
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from listeners import find_listeners
 
-from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
+from pipeline_ops.contract.results import SAVED_MODEL
 from pipeline_ops.errors import DataError
 from pipeline_ops.export.check import check_serving
 from pipeline_ops.served.references import References

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from publishers import publish, wait_until
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage
+from pipeline_ops.contract.manifest import NAME, find_damage
 from pipeline_ops.errors import DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served.http.model_reloader import ModelReloader

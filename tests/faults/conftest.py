@@ -15,9 +15,9 @@ from faults.harness import Forker, Page, Scene, compile_shim
 from job_chain import run_jobs
 from sandbox import Sandbox
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import open_root

@@ -74,7 +74,7 @@ def _entry(module, job: str) -> None:
     if job == "preprocess":
         module.main()
     else:
-        from pipeline_ops.jobs.runner import run_job
+        from pipeline_ops.job.runner import run_job
 
         run_job(getattr(module, job))
 

@@ -24,12 +24,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from pipeline_ops.artifacts.layout import Layout
+from pipeline_ops.contract.cancellation import GRACE_SECONDS
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.cancellation import GRACE_SECONDS
-from pipeline_ops.jobs.places.local import read_identity
-from pipeline_ops.jobs.request import Status
-from pipeline_ops.operators.job_start import prepare_job
+from pipeline_ops.orchestration.job_start import prepare_job
+from pipeline_ops.places.local import read_identity
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.open_store import open_root

@@ -17,10 +17,10 @@ import pytest
 from cli.trainyard_command import Trainyard, parse_summary
 from processes import wait_until
 
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE
+from pipeline_ops.contract.layout import Layout, iterate_manifests
+from pipeline_ops.contract.manifest import find_damage
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 

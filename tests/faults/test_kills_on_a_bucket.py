@@ -16,14 +16,14 @@ from object_servers.fault_proxy import FaultProxy
 from object_servers.faults import Faults
 from object_servers.s3_server import S3Server
 
-from pipeline_ops.artifacts.layout import Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import find_damage
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.layout import Layout, iterate_manifests
+from pipeline_ops.contract.manifest import find_damage
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
-from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import read_identity
-from pipeline_ops.operators.job_start import prepare_job, start_job
+from pipeline_ops.orchestration.job_handle import JobHandle
+from pipeline_ops.orchestration.job_start import prepare_job, start_job
+from pipeline_ops.places.local import read_identity
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry

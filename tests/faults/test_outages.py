@@ -19,11 +19,11 @@ from object_servers.faults import Faults
 from object_servers.s3_server import S3Server
 from publishers import publish
 
-from pipeline_ops.artifacts.layout import Attempt, Layout, iterate_manifests
-from pipeline_ops.artifacts.manifest import find_damage
+from pipeline_ops.contract.layout import Attempt, Layout, iterate_manifests
+from pipeline_ops.contract.manifest import find_damage
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
-from pipeline_ops.jobs.request import Status
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root

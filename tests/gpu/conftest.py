@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from launch.running import make_agent_spec
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import LocalLauncher
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem

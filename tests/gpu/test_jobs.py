@@ -16,7 +16,7 @@ from pipeline_ops.errors import ExitCode
 SERVE = """
 import sys
 from pathlib import Path
-from pipeline_ops.artifacts.results import SAVED_MODEL
+from pipeline_ops.contract.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.export.check import check_format, check_serving
 from pipeline_ops.served.references import References

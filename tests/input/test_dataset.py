@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.train import InputOptions
+from pipeline_ops.contract.dataset import DatasetFigures, list_shard_paths, list_shards
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.errors import MachineError
 from pipeline_ops.system.disk_cache import HostCache
 
@@ -167,7 +167,7 @@ def test_every_example_comes_exactly_once_in_each_epoch_whatever_the_number_of_w
 def labels_of(examples) -> np.ndarray:
     import tensorflow as tf
 
-    from pipeline_ops.artifacts.dataset import LABEL
+    from pipeline_ops.contract.dataset import LABEL
 
     return tf.io.parse_example(examples, {LABEL: tf.io.FixedLenFeature([], tf.int64)})[
         LABEL
@@ -295,7 +295,7 @@ def test_what_is_removed_is_read_by_nobody(split):
 def test_training_never_sees_an_image_that_is_removed(split):
     import tensorflow as tf
 
-    from pipeline_ops.artifacts.dataset import ENCODED
+    from pipeline_ops.contract.dataset import ENCODED
 
     def images(examples) -> set[bytes]:
         parsed = tf.io.parse_example(examples, {ENCODED: tf.io.FixedLenFeature([], tf.string)})[

@@ -151,8 +151,8 @@ def test_both_images_are_changed_before_and_the_own_one_as_without_a_mixture(spl
 
 
 def test_the_batches_of_any_number_of_workers_and_after_a_restart_are_the_same(dataset):
-    from pipeline_ops.artifacts.dataset import list_shard_paths
-    from pipeline_ops.artifacts.manifest import read_manifest
+    from pipeline_ops.contract.dataset import list_shard_paths
+    from pipeline_ops.contract.manifest import read_manifest
     from pipeline_ops.input.augment import build_augmentation
     from pipeline_ops.input.batches import (
         build_training_dataset,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.input.batches import find_worker_slice
 from pipeline_ops.input.reading import SplitShards
 from pipeline_ops.served.client import read_true_boxes
@@ -169,7 +169,7 @@ def test_over_many_rounds_the_copies_have_the_mean_of_the_factors_and_their_own_
 def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path):
     from pipeline_ops.input.batches import repeat_rare_classes
     from pipeline_ops.input.reading import open_split
-    from pipeline_ops.jobs.local_inputs import HostDataset
+    from pipeline_ops.job.local_inputs import HostDataset
     from pipeline_ops.models.center_detector import make_head
     from pipeline_ops.models.detection import Detection
     from pipeline_ops.system.disk_cache import HostCache
@@ -190,7 +190,7 @@ def test_the_classes_of_all_examples_are_read_from_their_labels(scenes, tmp_path
 def test_the_class_of_each_example_of_a_classifier_is_read_from_its_label(dataset, tmp_path):
     from pipeline_ops.input.batches import repeat_rare_classes
     from pipeline_ops.input.reading import open_split
-    from pipeline_ops.jobs.local_inputs import HostDataset
+    from pipeline_ops.job.local_inputs import HostDataset
     from pipeline_ops.models.classification import Classification
     from pipeline_ops.served.client import read_encoded_batches
     from pipeline_ops.system.disk_cache import HostCache

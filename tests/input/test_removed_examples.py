@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sandbox import remove_from_tests
 
-from pipeline_ops.artifacts.dataset import list_shards
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.config.train import InputOptions
-from pipeline_ops.jobs.local_inputs import open_host_dataset
+from pipeline_ops.contract.dataset import list_shards
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.job.local_inputs import open_host_dataset
 from pipeline_ops.system.disk_cache import HostCache
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.dataset import DatasetFigures, list_shard_paths, list_shards
-from pipeline_ops.artifacts.manifest import locate_file, read_manifest
 from pipeline_ops.config.train import AugmentOptions, InputOptions
+from pipeline_ops.contract.dataset import DatasetFigures, list_shard_paths, list_shards
+from pipeline_ops.contract.manifest import locate_file, read_manifest
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.disk_cache import HostCache
 

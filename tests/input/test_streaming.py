@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from manifests import list_again
 
-from pipeline_ops.artifacts.dataset import KEY, RECORD_LENGTHS, format_record_lengths
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
 from pipeline_ops.config.train import AugmentOptions, InputOptions
+from pipeline_ops.contract.dataset import KEY, RECORD_LENGTHS, format_record_lengths
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.errors import MachineError
-from pipeline_ops.jobs.local_inputs import open_host_dataset
+from pipeline_ops.job.local_inputs import open_host_dataset
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.storage.tfrecord import FRAME_BYTES

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from pipeline_ops.jobs.gang_protocol import AgentSpec
+from pipeline_ops.contract.gang_protocol import AgentSpec
 from pipeline_ops.launch.agent import isolate
 from pipeline_ops.storage.open_store import open_root
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from launch.running import QUICK, config_with_hosts, find_by_text, wait_until
 
-from pipeline_ops.artifacts.layout import Layout, work_folder
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.local import read_identity
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import Status, read_status
-from pipeline_ops.jobs.workspace import LOCAL_FOLDER_VARIABLE, find_local_folder
-from pipeline_ops.operators.job_start import prepare_job, start_job
+from pipeline_ops.contract.layout import Layout, work_folder
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.request import Status, read_status
+from pipeline_ops.contract.results import WEIGHTS, TrainingFigures
+from pipeline_ops.job.workspace import LOCAL_FOLDER_VARIABLE, find_local_folder
+from pipeline_ops.orchestration.job_handle import JobHandle
+from pipeline_ops.orchestration.job_start import prepare_job, start_job
+from pipeline_ops.places.local import read_identity
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.storage.store_path import StorePath

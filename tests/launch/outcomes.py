@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from launch.running import RunningJob
 
-from pipeline_ops.artifacts.results import WEIGHTS
+from pipeline_ops.contract.progress import ProgressEvent
+from pipeline_ops.contract.results import WEIGHTS
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressEvent
 from pipeline_ops.training.weight_files import read_arrays
 
 

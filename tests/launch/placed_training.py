@@ -15,15 +15,15 @@ import yaml
 from launch.on_bucket import upload_dataset
 from launch.running import INTERVAL, config_with_hosts
 
-from pipeline_ops.artifacts.layout import Layout, work_folder
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Layout, work_folder
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.request import Status
+from pipeline_ops.contract.results import TrainingFigures
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.open_place import open_place
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import Status
-from pipeline_ops.operators.job_start import prepare_job, start_job
+from pipeline_ops.orchestration.job_start import prepare_job, start_job
+from pipeline_ops.places.open_place import open_place
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_path
 

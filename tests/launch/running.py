@@ -17,16 +17,16 @@ import psutil
 import yaml
 from processes import Stopwatch, T, is_running, query_process
 
-from pipeline_ops.artifacts.layout import Attempt
-from pipeline_ops.artifacts.manifest import find_damage, read_manifest
-from pipeline_ops.artifacts.results import TrainingFigures
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.manifest import find_damage, read_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
+from pipeline_ops.contract.request import read_status
+from pipeline_ops.contract.results import TrainingFigures
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, AgentSpec, Command, Event
-from pipeline_ops.jobs.places.place import HOSTS_VARIABLE
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressReader
-from pipeline_ops.jobs.request import read_status
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
+from pipeline_ops.places.place import HOSTS_VARIABLE
 from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.system.processes import ProcessIdentity, kill_group, start_detached
 

@@ -18,13 +18,13 @@ import pytest
 from launch.running import Agent, command, environment, make_agent_spec, pids, wait_until
 
 from pipeline_ops.config.hosts import SshHosts
-from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.gang_protocol import (
     AGENT_MODULE,
     FORK_SERVER,
     Event,
     HostReport,
 )
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.agent import explain_kill, reserve_ports
 from pipeline_ops.launch.allocation_holder import hold_allocation
 from pipeline_ops.launch.host_pool import describe_incompatibility

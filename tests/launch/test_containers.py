@@ -13,7 +13,7 @@ import pytest
 from launch.placed_training import PlacedTraining
 from launch.running import INTERVAL
 
-from pipeline_ops.jobs.gang_protocol import FORK_SERVER_MODULE
+from pipeline_ops.contract.gang_protocol import FORK_SERVER_MODULE
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from launch.running import RunningJob, starting
 
-from pipeline_ops.artifacts.results import REFERENCE_OUTPUTS
+from pipeline_ops.contract.request import read_status
+from pipeline_ops.contract.results import REFERENCE_OUTPUTS
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status
 from pipeline_ops.storage.open_store import open_path
 
 NET = """

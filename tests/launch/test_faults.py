@@ -15,8 +15,8 @@ import pytest
 from launch.outcomes import assert_went_on, repeated_steps
 from launch.running import STEPS_PER_EPOCH, RunningJob, wait_until
 
+from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressEvent
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 SILENT = "on localhost has not been seen running for"

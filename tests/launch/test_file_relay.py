@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from pipeline_ops.jobs.gang_protocol import Event
-from pipeline_ops.jobs.places.place import collect_store_environment
+from pipeline_ops.contract.gang_protocol import Event
 from pipeline_ops.launch.agent import FileRelay, LineReader, append_to_file
+from pipeline_ops.places.place import collect_store_environment
 
 
 class Relay:

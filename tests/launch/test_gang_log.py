@@ -7,9 +7,9 @@ import re
 import pytest
 from small_disks import DISK_BYTES
 
-from pipeline_ops.artifacts.layout import Attempt
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressReader, ProgressWriter
 from pipeline_ops.errors import MachineError
-from pipeline_ops.jobs.progress import ProgressReader, ProgressWriter
 from pipeline_ops.launch.gang_log import GangLog
 from pipeline_ops.storage.open_store import open_path
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import Event
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressEvent, ProgressWriter
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import Event
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
-from pipeline_ops.jobs.request import Status
 from pipeline_ops.launch.monitor import WorkerMonitor
 from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
 from pipeline_ops.storage.local_files import write_json

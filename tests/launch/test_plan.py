@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.launch.plan import (
     Host,

@@ -17,14 +17,14 @@ from launch.on_bucket import BucketJob, bucket_jobs, upload_dataset
 from launch.running import Agent, RunningJob, make_agent_spec, starting, wait_until
 from listeners import ListenerMonitor
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.cli.commands.doctor import check_gang_ports
 from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, Event
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.gang_protocol import AGENT_MODULE, Event
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.host import OPEN_PORTS

@@ -17,9 +17,9 @@ from launch.running import INTERVAL, wait_until
 from placed_job import PlacedJob
 from real_kubernetes import RealCluster
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.places.kubernetes import KubernetesPlace, is_running
+from pipeline_ops.places.kubernetes import KubernetesPlace, is_running
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(3600)]
 STORE = "trainyard-store"

@@ -16,7 +16,7 @@ import pytest
 from launch.running import starting
 from processes import Stopwatch
 
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.system.processes import find_group_members, kill_group
 

@@ -15,8 +15,8 @@ from launch.running import command, starting, wait_until
 
 from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.jobs.places.slurm import SlurmPlace, build_sbatch_command
 from pipeline_ops.launch.launchers import build_batch_script, count_nodes, parse_node_address
+from pipeline_ops.places.slurm import SlurmPlace, build_sbatch_command
 
 
 def test_what_slurm_is_asked_for():

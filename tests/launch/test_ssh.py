@@ -14,8 +14,8 @@ from launch.outcomes import assert_same, assert_went_on
 from launch.running import INTERVAL, STEPS_PER_EPOCH, RunningJob, command, parent, starting
 from scenes import AUGMENT, DETECTORS, DIGIT_SCENES, SGD
 
-from pipeline_ops.artifacts.layout import lock_file
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.layout import lock_file
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ExitCode
 
 PATIENT = {"train__heartbeat_timeout_seconds": 6, "train__start_timeout_seconds": 90}

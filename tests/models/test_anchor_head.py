@@ -326,8 +326,8 @@ def test_xla_compiles_the_losses_where_the_number_of_boxes_is_fixed():
 def test_labels_have_as_much_room_as_the_head_says_and_an_image_with_more_is_an_error(scenes):
     import tensorflow as tf
 
-    from pipeline_ops.artifacts.dataset import list_shard_paths
-    from pipeline_ops.artifacts.manifest import read_manifest
+    from pipeline_ops.contract.dataset import list_shard_paths
+    from pipeline_ops.contract.manifest import read_manifest
     from pipeline_ops.models.detection import Detection
     from pipeline_ops.models.retinanet import make_head
 
@@ -375,8 +375,8 @@ def test_what_a_head_can_not_be_is_refused(options, problem):
 def test_an_image_with_more_boxes_ends_the_training_before_it_begins(scenes):
     from types import SimpleNamespace
 
-    from pipeline_ops.artifacts.manifest import Input, read_manifest
     from pipeline_ops.config.train import Train
+    from pipeline_ops.contract.manifest import Input, read_manifest
     from pipeline_ops.errors import ConfigError
     from pipeline_ops.launch.train import check_dataset
 

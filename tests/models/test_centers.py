@@ -123,7 +123,7 @@ def test_images_that_the_grid_does_not_divide_are_refused():
 @pytest.mark.parametrize("count", [101, 130, 384])
 def test_all_of_very_many_objects_are_found(count):
     """One object in each cell, and so on. 384 are all cells of the grid."""
-    from pipeline_ops.artifacts.results import choose_max_detections
+    from pipeline_ops.contract.results import choose_max_detections
     from pipeline_ops.models.center_detector import make_head
 
     cells = [(4 * row, 4 * column) for row in range(GRID[0]) for column in range(GRID[1])]

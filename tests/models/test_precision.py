@@ -14,7 +14,7 @@ from keras import layers
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model, load_function
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.check import check_model

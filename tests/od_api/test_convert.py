@@ -16,12 +16,12 @@ from od_api_zoo import EFFICIENTDET, FASTER_RCNN, FPNLITE, MOBILENET
 
 from beam_jobs.io.example import parse
 from beam_jobs.sources.tfrecord import parse_label_map
-from pipeline_ops.artifacts.dataset import DatasetFigures
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import SAVED_MODEL
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.input.framework_internals import freeze_variables
 from pipeline_ops.models import build_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.manifest import Input, list_files, write_manifest
 from pipeline_ops.planning.inputs import choose_base
 from pipeline_ops.storage.open_store import open_root
 

@@ -8,9 +8,9 @@ import pytest
 from config_files import DIGITS
 from publishers import publish
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.manifest import Input
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.planning.inputs import (
     find_baseline,

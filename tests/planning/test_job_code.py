@@ -11,9 +11,9 @@ import pytest
 from job_chain import run_jobs
 
 from beam_jobs import sources, stages
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.source_code import CODE_ROOT, PACKAGES, digest_sources
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.source_code import CODE_ROOT, PACKAGES, digest_sources
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.planning import job_kinds
 from pipeline_ops.planning.job_kinds import JOBS, digest_job_code, find_job_code

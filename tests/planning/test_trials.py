@@ -191,7 +191,7 @@ def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "pipeline_ops.jobs.study", raising=False)
+    monkeypatch.delitem(sys.modules, "pipeline_ops.job.study", raising=False)
     message = r"Optuna is not installed here .*pip install '.\[search\]'"
     with pytest.raises(ConfigError, match=message):
         random_trials(2, {BATCH: [32, 64]})

@@ -21,7 +21,7 @@ from publishers import (
     start,
 )
 
-from pipeline_ops.artifacts.manifest import NAME, ManifestFile
+from pipeline_ops.contract.manifest import NAME, ManifestFile
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import list_numbers

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline_ops.artifacts.manifest import parse_manifest
+from pipeline_ops.contract.manifest import parse_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing_index import parse_index
 from pipeline_ops.registry.aliases import Aliases, parse_record

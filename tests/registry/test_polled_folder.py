@@ -18,7 +18,7 @@ from publishers import (
 )
 from small_disks import mount_small_disk
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.registry.polled_folder import PolledFolder
 from pipeline_ops.registry.registry import Registry

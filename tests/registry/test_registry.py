@@ -13,7 +13,7 @@ import pytest
 from manifests import make_manifest
 from publishers import publish
 
-from pipeline_ops.artifacts.manifest import NAME, Input, list_files, write_manifest
+from pipeline_ops.contract.manifest import NAME, Input, list_files, write_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import move
 from pipeline_ops.registry.registry import Registry, check_origin

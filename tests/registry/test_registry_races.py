@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from publishers import publish, publish_and_report, publish_many, start, wait_until
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.registry.registry import Registry
 
 

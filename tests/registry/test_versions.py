@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from publishers import forget_clients, make_version_writer
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import (

@@ -11,7 +11,7 @@ from config_files import write_config
 
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.job.model_check import plan_training
 from pipeline_ops.registry.weights import fetch_weights, find_weights
 from pipeline_ops.retention.collector import Options, collect
 from pipeline_ops.storage.open_store import open_path, open_root
@@ -147,7 +147,7 @@ def test_a_wrong_value_is_one_line_with_the_cure(config_file, value, problem):
 
 
 def test_a_deep_check_reads_a_file_that_this_host_has(config_file, place):
-    planned = PlannedTraining.from_config(load(config_file, place), "python")
+    planned = plan_training(load(config_file, place), "python")
     assert planned.weights == ("" if "://" in place else place)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import yaml
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout, find_input, lock_file
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Attempt, Layout, find_input, lock_file
+from pipeline_ops.contract.manifest import (
     Input,
     find_damage,
     list_files,
@@ -20,11 +21,10 @@ from pipeline_ops.artifacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.request import Request, Status, write_request, write_status
+from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import Request, Status, write_request, write_status
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
-from pipeline_ops.jobs.workspace import open_draft
+from pipeline_ops.job.workspace import open_draft
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.retention.collector import Options, Report, collect
 from pipeline_ops.storage.checksums import ChecksumAccumulator

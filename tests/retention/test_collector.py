@@ -18,9 +18,9 @@ from retention.simulated_pipeline import (
     make_config,
 )
 
-from pipeline_ops.artifacts.layout import lock_file, usage_file, work_folder
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
 from pipeline_ops.cli.main import main
+from pipeline_ops.contract.layout import lock_file, usage_file, work_folder
+from pipeline_ops.contract.manifest import NAME, read_manifest
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.retention.collector import Options, collect, explain_path, record_use

@@ -7,10 +7,10 @@ import shutil
 import pytest
 from retention.simulated_pipeline import SimulatedPipeline, check_lineage, make_config
 
-from pipeline_ops.artifacts.layout import find_input
-from pipeline_ops.artifacts.manifest import NAME, Input, read_manifest
+from pipeline_ops.contract.layout import find_input
+from pipeline_ops.contract.manifest import NAME, Input, read_manifest
+from pipeline_ops.contract.task_record import find_recorded_manifest
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.task_record import find_recorded_manifest
 from pipeline_ops.storage.open_store import open_path
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.manifest import Input
 from pipeline_ops.config.storage import Keep
-from pipeline_ops.jobs.task_record import TaskRecord
+from pipeline_ops.contract.manifest import Input
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.retention.inventory import (
     Content,
     Inventory,

@@ -12,11 +12,11 @@ import pytest
 from bench.measuring import Cost, run_job
 from large_data import SCENE_CLASSES, make_config, write_pictures, write_scenes
 
-from pipeline_ops.artifacts.dataset import SPLITS, DatasetFigures
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import METRICS, EvaluationFigures, TrainingFigures
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.jobs.progress import ProgressReader
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.results import METRICS, EvaluationFigures, TrainingFigures
 from pipeline_ops.planning.job_kinds import JOBS
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(3000)]

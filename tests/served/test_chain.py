@@ -11,7 +11,7 @@ import pytest
 import yaml
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 
@@ -44,7 +44,7 @@ def raw(tmp_path_factory) -> Path:
 
 def read_test_files(dataset: str, raw: Path) -> tuple[list[bytes], np.ndarray]:
     """The raw files of the test split as they lie in the source, and their labels."""
-    from pipeline_ops.artifacts.dataset import INDEX, iterate_index
+    from pipeline_ops.contract.dataset import INDEX, iterate_index
 
     entries = [each for each in iterate_index(Path(dataset).parent / INDEX) if each.split == "test"]
     labels = np.array([int(each.key.split("/")[0]) for each in entries])
@@ -140,7 +140,7 @@ def test_a_stage_that_is_left_to_the_client_is_run_by_prepare_and_by_the_server(
 
 def test_prepare_refuses_other_code_than_that_of_the_training(raw, tmp_path):
     """And a file that a stage rejects."""
-    from pipeline_ops.artifacts.dataset import StageFigures
+    from pipeline_ops.contract.dataset import StageFigures
     from pipeline_ops.served import prepare
     from pipeline_ops.served.contract import PREPROCESSING
     from pipeline_ops.served.preprocessing import Preprocessing

@@ -11,8 +11,8 @@ from odd_files import SIZES, exif, make_files, photograph, save
 
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts.dataset import StageFigures
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.dataset import StageFigures
 from pipeline_ops.served.client import EncodedBatch, SavedModelClient
 from pipeline_ops.served.preprocessing import Preprocessing
 

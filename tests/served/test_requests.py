@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline_ops.artifacts.serving_statistics import ServingStatistics
+from pipeline_ops.contract.serving_statistics import ServingStatistics
 from pipeline_ops.registry import serving_statistics
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.serving_statistics import locate_statistics, read_statistics

@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs.stages.resize import Resize, resize
 from beam_jobs.stages.stage import Box, Example
-from pipeline_ops.artifacts.dataset import StageFigures
+from pipeline_ops.contract.dataset import StageFigures
 from pipeline_ops.served.preprocessing import Preprocessing
 
 pytestmark = pytest.mark.models

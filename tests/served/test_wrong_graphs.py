@@ -12,9 +12,9 @@ from odd_files import exif, make_files, photograph, save
 from beam_jobs.io.example import encode_png
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example
-from pipeline_ops.artifacts.dataset import StageFigures
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.dataset import StageFigures
+from pipeline_ops.contract.results import REFERENCE_EXAMPLES, REFERENCE_OUTPUTS, SAVED_MODEL
 from pipeline_ops.errors import DataError
 from pipeline_ops.served.client import RawRecord, decode_pixels, pack_raw_record
 from pipeline_ops.served.preprocessing import Preprocessing, ServedImage

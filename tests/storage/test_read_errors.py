@@ -8,8 +8,8 @@ import os
 import pytest
 from pydantic import ValidationError
 
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import DataError, MachineError
-from pipeline_ops.jobs.request import Status
 from pipeline_ops.storage.read_errors import (
     has_disk_error_message,
     make_read_error,

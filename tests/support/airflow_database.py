@@ -18,14 +18,14 @@ from config_files import write_config
 from manifests import make_manifest
 from publishers import make_model_figures
 
-from pipeline_ops.artifacts.dataset import DATA_PAGE, build_shard_name
-from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
-from pipeline_ops.artifacts.results import REPORT
 from pipeline_ops.cli.embedded_airflow import make_bundle
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.jobs.progress import ProgressEvent, ProgressWriter
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.contract.dataset import DATA_PAGE, build_shard_name
+from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.manifest import Input, list_files, write_manifest
+from pipeline_ops.contract.progress import ProgressEvent, ProgressWriter
+from pipeline_ops.contract.results import REPORT
+from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.store_path import StorePath
 
@@ -93,7 +93,7 @@ def plugin(airflow_folder):
     """The plugin's application, with Airflow's own user management behind it."""
     from airflow.api_fastapi.app import init_auth_manager
 
-    from pipeline_ops.ui.app import app
+    from pipeline_ops.orchestration.ui.app import app
 
     init_auth_manager()
     return app

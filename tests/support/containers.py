@@ -28,10 +28,10 @@ from typing import Any, Self
 import psutil
 from processes import is_running
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.hosts import ContainerHosts
-from pipeline_ops.jobs.places.container import ContainerPlace
-from pipeline_ops.jobs.places.place import name_job
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.places.container import ContainerPlace
+from pipeline_ops.places.place import name_job
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock
 
@@ -53,7 +53,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _NUMBERS = range(80, 240)
 _START_SECONDS = 60.0
 _DISK_BYTES, _VOLUMES_BYTES = 40 << 30, 1 << 30
-_NEEDED = ("pipeline_ops.jobs.init_process", "pipeline_ops.jobs.runner", "place_job")
+_NEEDED = ("pipeline_ops.places.init_process", "pipeline_ops.job.runner", "place_job")
 _SMALL = f"""
 FROM {BASE_IMAGE}
 COPY site /opt/site

@@ -17,7 +17,7 @@ from typing import Any
 from airflow.sdk.exceptions import TaskDeferred
 from task_contexts import Store, make_context
 
-from pipeline_ops.operators.tasks import OPERATORS
+from pipeline_ops.orchestration.tasks import OPERATORS
 
 
 def execute(given: dict[str, Any]) -> dict[str, Any]:

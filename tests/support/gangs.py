@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import STATE
-from pipeline_ops.jobs.progress import ProgressEvent
+from pipeline_ops.contract.gang_protocol import STATE
+from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.launch.gang import Gang
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.training.training_state import TrainingState

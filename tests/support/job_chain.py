@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.layout import Attempt
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.request import read_status, write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import read_status, write_request
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_root

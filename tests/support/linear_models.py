@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline_ops.artifacts.dataset import ENCODED, LABEL, DatasetFigures, StageFigures
-from pipeline_ops.artifacts.manifest import Manifest
-from pipeline_ops.artifacts.results import (
+from pipeline_ops.contract.dataset import ENCODED, LABEL, DatasetFigures, StageFigures
+from pipeline_ops.contract.manifest import Manifest
+from pipeline_ops.contract.results import (
     REFERENCE_EXAMPLES,
     REFERENCE_OUTPUTS,
     SAVED_MODEL,

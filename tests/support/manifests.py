@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Manifest, ManifestFile, list_files
-from pipeline_ops.jobs.request import Request
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.manifest import Manifest, ManifestFile, list_files
+from pipeline_ops.contract.request import Request
 
 EMPTY_FINGERPRINT = Fingerprint(config={}, inputs={}, code={}, versions={})
 

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline_ops.artifacts.layout import Layout
 from pipeline_ops.config.pipeline import load_config
-from pipeline_ops.operators.job_start import prepare_job, start_job
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.orchestration.job_start import prepare_job, start_job
 from pipeline_ops.planning.plan import plan_job
 
 

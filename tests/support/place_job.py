@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.runner import Job, run_job
+from pipeline_ops.job.runner import Job, run_job
 
 _FOREVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 _DAEMON = (

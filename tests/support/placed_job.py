@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.jobs.job_code import digest_code
-from pipeline_ops.jobs.job_handle import JobHandle
-from pipeline_ops.jobs.places.place import JobLaunch, JobState, Place, name_job
-from pipeline_ops.jobs.progress import ProgressReader
-from pipeline_ops.jobs.request import Request, Status, write_request
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.request import Request, Status, write_request
+from pipeline_ops.job.job_code import digest_code
+from pipeline_ops.orchestration.job_handle import JobHandle
+from pipeline_ops.places.place import JobLaunch, JobState, Place, name_job
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath
 

@@ -19,8 +19,8 @@ from cli.digits_airflow import Airflow, make_pipeline
 from config_files import write_config
 from wheels import build_wheel
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.embedded_airflow import make_bundle
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.planning.job_kinds import JOBS
 
 RELEASES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from publishers import wait_until
 
-from pipeline_ops.artifacts.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
 from pipeline_ops.errors import DataError
 
 _POLL_SECONDS = 0.001

@@ -15,9 +15,9 @@ import pytest
 from failing_syscalls import fail_syscalls
 from manifests import make_manifest
 
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.manifest import Input, list_files, write_manifest
-from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.manifest import Input, list_files, write_manifest
+from pipeline_ops.contract.results import ModelFigures
 from pipeline_ops.registry.polled_folder import PolledFolder
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import Version, VersionWriter

@@ -246,7 +246,7 @@ NOT_DRAWN = {
     "per_run": "no run has a conf here",
     "storage.": "the root is a folder of the test. Group stores has buckets",
     "schedule.": "a DAG has it, and no job",
-    "search.": "tests/operators/test_search.py has real searches",
+    "search.": "tests/orchestration/test_search.py has real searches",
     "notify[].": "a DAG has it, and no job",
     "python": "it is the interpreter of the tests",
     "runs_on": "groups hosts and containers have other places",

@@ -19,16 +19,17 @@ import pytest
 from linear_models import fit, read_examples, training_figures, write_model
 from manifests import list_counted
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.dataset import (
     KEY,
     QUARANTINE,
     DatasetFigures,
     list_shard_paths,
     list_shards,
 )
-from pipeline_ops.artifacts.fingerprint import Fingerprint
-from pipeline_ops.artifacts.layout import Attempt, Layout, lock_file
-from pipeline_ops.artifacts.manifest import (
+from pipeline_ops.contract.fingerprint import Fingerprint
+from pipeline_ops.contract.layout import Attempt, Layout, lock_file
+from pipeline_ops.contract.manifest import (
     NAME,
     Input,
     Manifest,
@@ -36,11 +37,10 @@ from pipeline_ops.artifacts.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.request import write_request
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import write_request
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.registry.registry import Registry

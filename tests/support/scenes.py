@@ -10,8 +10,8 @@ from manifests import list_counted, make_manifest
 from small_datasets import decode_only
 
 from beam_jobs.statistics.summary import compute_class_weights
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, DatasetFigures, build_shard_name
-from pipeline_ops.artifacts.manifest import write_manifest
+from pipeline_ops.contract.dataset import CLASS_WEIGHTS, DatasetFigures, build_shard_name
+from pipeline_ops.contract.manifest import write_manifest
 from pipeline_ops.storage.open_store import open_path
 
 DIGIT_SCENES = Path(__file__).resolve().parents[2] / "configs" / "digit_scenes.yaml"

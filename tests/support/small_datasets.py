@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manifests import list_again, list_counted, make_manifest
 
-from pipeline_ops.artifacts.dataset import (
+from pipeline_ops.contract.dataset import (
     ENCODED,
     KEY,
     LABEL,
@@ -16,7 +16,7 @@ from pipeline_ops.artifacts.dataset import (
     StageFigures,
     build_shard_name,
 )
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
 
 NUM_SHARDS = 4
 

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.jobs.task_record import TaskRecord, write_record
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.manifest import NAME, read_manifest
+from pipeline_ops.contract.task_record import TaskRecord, write_record
 
 
 def copy_artifacts(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 _PARTS = ("pipeline_ops", "beam_jobs", "pyproject.toml", "README.md", "LICENSE")
 

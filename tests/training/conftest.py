@@ -11,8 +11,8 @@ from gangs import QUICK
 from launch.running import make_agent_spec
 from manifests import list_again
 
-from pipeline_ops.artifacts.dataset import KEY, LABEL
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.dataset import KEY, LABEL
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import LocalLauncher
 

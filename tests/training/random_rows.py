@@ -44,15 +44,15 @@ from training.random_models import FAULTS, ORDER, draw
 
 from pipeline_ops.cli.embedded_airflow import find_free_port
 from pipeline_ops.config.train import Train
-from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.gang_protocol import (
+from pipeline_ops.contract.gang_protocol import (
     TRAINED,
     CandidateSpec,
     WorkerSpec,
     format_worker_digest_name,
 )
-from pipeline_ops.jobs.model_check import ModelCheckRequest
-from pipeline_ops.jobs.request import read_request
+from pipeline_ops.contract.request import read_request
+from pipeline_ops.errors import ConfigError
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.models import build_model
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.system.host import die_with_parent

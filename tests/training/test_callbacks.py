@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.results import Epoch
 from pipeline_ops.config.train import BestCheckpoint, EarlyStopping, ReduceLearningRate, Train
+from pipeline_ops.contract.results import Epoch
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.training.callbacks import KerasCallbacks, end_epoch, load_callbacks
 from pipeline_ops.training.training_state import TrainingState

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from scenes import DETECTOR_KINDS, DIGIT_SCENES
 
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
-from pipeline_ops.artifacts.results import SAVED_MODEL
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import TRAINED, CandidateSpec
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.results import SAVED_MODEL
 from pipeline_ops.errors import DataError
-from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
 
 CLIENT = """
 import json, sys

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gangs import ALONE, QUICK, train
 
-from pipeline_ops.artifacts.results import DIVERGED
+from pipeline_ops.contract.gang_protocol import TRAINED
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.results import DIVERGED
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.weight_files import read_arrays
 

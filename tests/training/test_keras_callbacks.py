@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from gangs import run_gang
 
-from pipeline_ops.artifacts.results import CALLBACKS
 from pipeline_ops.config.train import Train
-from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.jobs.local_inputs import open_host_cache, open_host_dataset
+from pipeline_ops.contract.gang_protocol import TRAINED
+from pipeline_ops.contract.results import CALLBACKS
+from pipeline_ops.job.local_inputs import open_host_cache, open_host_dataset
 from pipeline_ops.models import build_model
 from pipeline_ops.models.classification import Classification
 from pipeline_ops.training.callbacks import load_callbacks

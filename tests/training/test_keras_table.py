@@ -23,8 +23,8 @@ import pytest
 from training.keras_rows import CLIPS, OPTIMIZERS, PLACES, REPLICAS, Row
 from training.keras_zoo import TOGETHER, ZOO
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.embedded_airflow import find_free_port
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 HERE = Path(__file__).parent
 SAME = 1e-6

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline_ops.artifacts.dataset import list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.batches import build_training_dataset
 from pipeline_ops.input.reading import SplitShards

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_ops.config.train import AugmentOptions, Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.user_code.models import check_names, digest_user_code
 
 SHAPE = (12, 12, 3)
@@ -103,7 +103,7 @@ def test_boxes_stay_where_they_are(user_package):
 
 
 def test_the_check_of_a_model_and_the_fingerprint_have_it(user_package, tmp_path):
-    from pipeline_ops.jobs.model_check import requires_process
+    from pipeline_ops.job.model_check import requires_process
     from pipeline_ops.training.check import check_model
 
     config = Train(model="dense", input={"augment": {"own": f"{CHANGES}:smaller"}})

@@ -12,9 +12,9 @@ from gangs import ALONE, QUICK, KillOnce, distance, read_state, run_gang
 from PIL import Image
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import TRAINED
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.training import own_dataset
 from pipeline_ops.training.check import check_model
 from pipeline_ops.training.weight_files import read_arrays

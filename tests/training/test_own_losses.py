@@ -13,7 +13,7 @@ from config_files import write_config
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.job.model_check import check_training, plan_training
 
 SHAPE, BATCH, STEPS = (8, 8, 1), 16, 12
 FOLDER = Path(__file__).parent
@@ -126,7 +126,7 @@ def check(folder: Path, model: str, loss: str | dict, classes: int) -> None:
     # The other tests import it from this folder, and a module is looked for there first.
     shutil.copy(FOLDER / "own_losses.py", folder / "copied.py")
     keys = {"train.model": f"copied:{model}", "train.loss": loss}
-    training = PlannedTraining.from_config(load_config(write_config(folder, keys)), sys.executable)
+    training = plan_training(load_config(write_config(folder, keys)), sys.executable)
     check_training(training, "classification", SHAPE, classes)
 
 

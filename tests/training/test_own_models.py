@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from job_chain import run_jobs
 
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import WEIGHTS, TrainingFigures
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.launch.train import train

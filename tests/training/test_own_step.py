@@ -18,7 +18,7 @@ from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.job.model_check import check_training, plan_training
 
 OWN = Path(__file__).parents[1] / "own"
 MODULE = "copied_steps"  # other tests of this process may have imported the package
@@ -90,7 +90,7 @@ def check(folder: Path, options: dict) -> None:
     shutil.copy(OWN / "acme_vision" / "own_steps.py", folder / f"{MODULE}.py")
     options = {"reduce_learning_rate": None} | options
     file = write_config(folder, {f"train.{key}": value for key, value in options.items()})
-    training = PlannedTraining.from_config(load_config(file), sys.executable)
+    training = plan_training(load_config(file), sys.executable)
     check_training(training, "classification", SHAPE, CLASSES)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gangs import ALONE, QUICK, KillOnce, distance, read_state, run_gang
 
-from pipeline_ops.jobs.gang_protocol import TRAINED
+from pipeline_ops.contract.gang_protocol import TRAINED
 from pipeline_ops.training.weight_files import read_arrays
 
 OWN = "acme_vision.own_steps"

@@ -18,9 +18,9 @@ from gangs import QUICK, read_state, run_gang
 from launch.running import starting
 from manifests import list_counted
 
-from pipeline_ops.artifacts.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.manifest import read_manifest, write_manifest
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode, MachineError
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.gang import StopRequest
 from pipeline_ops.storage.open_store import open_path
 

@@ -30,16 +30,16 @@ from random_configs import (
     write_raw_data,
 )
 
-from pipeline_ops.artifacts.dataset import KEY, LABEL, DatasetFigures, list_shard_paths
-from pipeline_ops.artifacts.layout import Attempt, lock_file
-from pipeline_ops.artifacts.manifest import Manifest, read_manifest
-from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.config.fields import collect_fields
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.dataset import KEY, LABEL, DatasetFigures, list_shard_paths
+from pipeline_ops.contract.layout import Attempt, lock_file
+from pipeline_ops.contract.manifest import Manifest, read_manifest
+from pipeline_ops.contract.progress import ProgressWriter
+from pipeline_ops.contract.request import write_request
+from pipeline_ops.contract.results import EvaluationFigures
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.progress import ProgressWriter
-from pipeline_ops.jobs.request import write_request
-from pipeline_ops.jobs.runner import Job
+from pipeline_ops.job.runner import Job
 from pipeline_ops.launch import train as train_job
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.launch.launchers import LocalLauncher

@@ -20,8 +20,8 @@ from training.keras_zoo import IMAGE_SHAPE
 from training.random_models import FAULTS, FAULTY, MODEL, Drawn, draw
 from training.random_rows import ANSWERS, EXPECTED, IMAGES
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
-from pipeline_ops.jobs.gang_protocol import TRAINED, format_worker_digest_name
+from pipeline_ops.contract.gang_protocol import TRAINED, format_worker_digest_name
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.system.processes import JOB_PYTHON
 from pipeline_ops.training.weight_files import read_named_arrays
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gangs import ALONE, run_gang
 
-from pipeline_ops.artifacts.results import CALLBACKS
-from pipeline_ops.jobs.gang_protocol import TRAINED
+from pipeline_ops.contract.gang_protocol import TRAINED
+from pipeline_ops.contract.results import CALLBACKS
 from pipeline_ops.training.loop import SeedGenerators, find_states
 from pipeline_ops.training.weight_files import read_arrays
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sandbox import remove_from_tests
 
-from pipeline_ops.artifacts.results import REFERENCE_EXAMPLES, SAVED_MODEL
-from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
+from pipeline_ops.contract.gang_protocol import TRAINED, CandidateSpec
+from pipeline_ops.contract.results import REFERENCE_EXAMPLES, SAVED_MODEL
 from pipeline_ops.served.client import parse_raw_record
 
 

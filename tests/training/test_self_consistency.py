@@ -15,11 +15,11 @@ import psutil
 import pytest
 from config_files import write_config
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.model_check import ModelCheckRequest, PlannedTraining, check_training
+from pipeline_ops.job.model_check import ModelCheckRequest, check_training, plan_training
 
 TWIN_MODULE = "pipeline_ops.training.model_twin"
 
@@ -132,7 +132,7 @@ QUICK = (
 def check(folder: Path, name: str) -> None:
     shutil.copy(Path(__file__).with_name("more_than_weights.py"), folder)
     config = load_config(write_config(folder, {"train.model": f"more_than_weights:{name}"}))
-    training = PlannedTraining.from_config(config, sys.executable)
+    training = plan_training(config, sys.executable)
     check_training(training, "classification", (12, 12, 1), 5)
 
 
@@ -201,7 +201,7 @@ def test_a_candidate_that_answers_otherwise_than_the_trained_model_is_refused(
     dataset, make_job_in, tmp_path
 ):
     """The last look, for what no check has found before."""
-    from pipeline_ops.jobs.gang_protocol import TRAINED, CandidateSpec
+    from pipeline_ops.contract.gang_protocol import TRAINED, CandidateSpec
     from pipeline_ops.models.digits_cnn import build
     from pipeline_ops.training.saved_model_export import export_saved_model
     from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images

@@ -11,7 +11,7 @@ from config_files import write_config
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import PlannedTraining, check_training
+from pipeline_ops.job.model_check import check_training, plan_training
 
 ONE = {"strategy": "one_device", "workers": 1}
 MIRRORED = {"strategy": "mirrored", "workers": 1, "devices_per_worker": 2}
@@ -29,7 +29,7 @@ def check(folder: Path, name: str, options: dict) -> None:
     shutil.copy(Path(__file__).with_name("one_step.py"), folder)
     options = {f"train.{key}": value for key, value in options.items()}
     file = write_config(folder, {"train.model": f"one_step:{name}"} | options)
-    training = PlannedTraining.from_config(load_config(file), sys.executable)
+    training = plan_training(load_config(file), sys.executable)
     check_training(training, "classification", (8, 8, 1), 5)
 
 

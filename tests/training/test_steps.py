@@ -10,9 +10,9 @@ import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
 
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.gang_protocol import TRAINED
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.gang_protocol import TRAINED
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.launch.train import check_dataset
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.weight_files import read_arrays

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from gangs import ALONE, QUICK, run_gang
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ def test_each_worker_trains_under_the_class_that_the_page_of_strategies_names(
 
 THREADS = """
 import json, sys
-from pipeline_ops.jobs.gang_protocol import WorkerSpec
+from pipeline_ops.contract.gang_protocol import WorkerSpec
 from pipeline_ops.training.strategy import configure_threads
 from tensorflow.python.eager import context
 configure_threads(WorkerSpec.model_construct(threads=int(sys.argv[1])))

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from engines.cluster import find_free_ports
 
-from pipeline_ops.artifacts.results import GpuUsage
+from pipeline_ops.contract.results import GpuUsage
 from pipeline_ops.training.usage import GpuMonitor, TimeSums, Waits
 
 WORKER = """

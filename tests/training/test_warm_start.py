@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from gangs import ALONE, QUICK, read_state, run_gang
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, DataError, MachineError
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.raw_data.limits import TooLarge
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.weight_files import write_arrays

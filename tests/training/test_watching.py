@@ -9,10 +9,10 @@ import keras
 import pytest
 from gangs import ALONE, QUICK, train
 
-from pipeline_ops.artifacts.results import CALLBACKS, TENSORBOARD
+from pipeline_ops.contract.gang_protocol import STATE
+from pipeline_ops.contract.progress import ProgressReader
+from pipeline_ops.contract.results import CALLBACKS, TENSORBOARD
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.gang_protocol import STATE
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.training.trainer import describe_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.processes import JOB_PYTHON
 from pipeline_ops.training.checkpoints import Checkpoints

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.model_check import ModelCheckRequest
+from pipeline_ops.job.model_check import ModelCheckRequest
 from pipeline_ops.training.check import check_model
 
 SHAPE = (8, 8, 1)

@@ -14,8 +14,8 @@ import pytest
 from gangs import ALONE, QUICK, run_gang
 from scenes import DETECTORS, DIGIT_SCENES
 
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.progress import ProgressReader
 from pipeline_ops.storage.open_store import open_path
 
 SIDE = 64

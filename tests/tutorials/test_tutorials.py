@@ -25,11 +25,11 @@ from keras.src.legacy.saving import legacy_h5_format
 from sklearn.datasets import load_digits
 from tutorials import in_keras
 
-from pipeline_ops.artifacts.dataset import CLASS_WEIGHTS, list_shard_paths
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import WEIGHTS, TrainingFigures
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.dataset import CLASS_WEIGHTS, list_shard_paths
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import WEIGHTS, TrainingFigures
 from pipeline_ops.input.augment import build_augmentation
 from pipeline_ops.input.batches import build_training_dataset
 from pipeline_ops.input.reading import SplitShards

@@ -15,7 +15,7 @@ import pytest
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.job_code import write_user_files
+from pipeline_ops.job.job_code import write_user_files
 from pipeline_ops.user_code.models import read_user_code
 from pipeline_ops.user_code.modules import load_object
 from pipeline_ops.user_code.opened_files import explain_unnamed_files

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline_ops.contract.planned_training import UserCode
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.jobs.job_code import write_user_files
+from pipeline_ops.job.job_code import write_user_files
 from pipeline_ops.user_code.modules import (
-    UserCode,
     find_module,
     import_module,
     load_object,

@@ -10,11 +10,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.results import format_figure
 from pipeline_ops.cli.arguments import Commands, add_command, add_output
 from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.results import format_figure
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_path

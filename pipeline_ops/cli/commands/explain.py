@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline_ops.artifacts.layout import Attempt, Layout
-from pipeline_ops.artifacts.manifest import read_manifest
-from pipeline_ops.artifacts.results import EvaluationFigures
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -34,7 +31,10 @@ from pipeline_ops.config.hosts import (
     TfConfigHosts,
 )
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
-from pipeline_ops.jobs.source_download import is_to_be_downloaded
+from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.results import EvaluationFigures
+from pipeline_ops.places.source_download import is_to_be_downloaded
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
@@ -128,7 +128,7 @@ def _forecast_trials(
     trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
     search, pruned = config.search, dict[int, str]()
     if search and search.pruner != "none" and "preprocess" in manifests:
-        from pipeline_ops.jobs.study import find_pruned  # imports Optuna
+        from pipeline_ops.job.study import find_pruned  # imports Optuna
 
         first = build_trial_config(config, trials[0])
         fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
@@ -184,9 +184,9 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
     Without `train.hosts`, the gang is where its task is. All hosts are taken to be available, and
     values that a host determines itself, its ports and its number of cores, are named.
     """
-    from pipeline_ops.jobs.places.slurm import build_sbatch_command
     from pipeline_ops.launch.launchers import build_batch_script, build_manifests, count_nodes
     from pipeline_ops.launch.plan import build_launch_plan
+    from pipeline_ops.places.slurm import build_sbatch_command
 
     places = [
         f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -28,12 +27,13 @@ from pipeline_ops.cli.arguments import (
 from pipeline_ops.cli.commands.schema import FILE_NAME, render_schema
 from pipeline_ops.cli.first_config.settings import Budget, choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
+from pipeline_ops.contract.remarks import describe_small_splits
 from pipeline_ops.errors import ConfigError, DataError
-from pipeline_ops.jobs.model_check import (
+from pipeline_ops.job.model_check import (
     ModelCheckRequest,
-    PlannedTraining,
     check_training,
     measure_steps,
+    plan_training,
 )
 from pipeline_ops.registry.weights import make_path_input
 from pipeline_ops.storage.open_store import open_path
@@ -145,7 +145,7 @@ def init(arguments: argparse.Namespace) -> int:
     facts["image_shape"] = (settings.height, settings.width, settings.channels)
     if weights:
         make_path_input(weights.absolute())
-        training = PlannedTraining.from_config(config, sys.executable).model_copy(
+        training = plan_training(config, sys.executable).model_copy(
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
         check_training(training, **facts)

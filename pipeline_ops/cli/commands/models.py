@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.manifest import Manifest
-from pipeline_ops.artifacts.results import ModelFigures
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.manifest import Manifest
+from pipeline_ops.contract.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.polled_folder import PolledFolder

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from pipeline_ops.artifacts.layout import Attempt, Layout
 from pipeline_ops.cli.airflow_api import ACCESS_VARIABLE, AirflowApi, make_run_id
 from pipeline_ops.cli.arguments import (
     Commands,
@@ -46,8 +45,9 @@ from pipeline_ops.config.fields import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
+from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.task_record import TaskRecord
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.job_kinds import APPROVE, JOBS
 from pipeline_ops.planning.trials import plan_trials

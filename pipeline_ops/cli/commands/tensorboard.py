@@ -16,10 +16,6 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from pipeline_ops.artifacts.layout import Layout
-from pipeline_ops.artifacts.manifest import NAME, Input
-from pipeline_ops.artifacts.results import TENSORBOARD
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -28,8 +24,12 @@ from pipeline_ops.cli.arguments import (
     make_int_parser,
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.manifest import NAME, Input
+from pipeline_ops.contract.results import TENSORBOARD
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.jobs.local_inputs import fetch_input
+from pipeline_ops.job.local_inputs import fetch_input
 from pipeline_ops.storage.local_files import remove_own_folder
 from pipeline_ops.system.host import die_with_parent
 

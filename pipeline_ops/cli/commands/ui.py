@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -18,6 +17,7 @@ from pipeline_ops.cli.arguments import (
 )
 from pipeline_ops.cli.commands.run import connect, handle_stop_signals
 from pipeline_ops.cli.run_view import make_console
+from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 
 if TYPE_CHECKING:

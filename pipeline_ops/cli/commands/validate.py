@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline_ops.artifacts.remarks import describe_small_splits
 from pipeline_ops.cli.arguments import (
     Commands,
     add_command,
@@ -26,8 +25,9 @@ from pipeline_ops.cli.commands.doctor import check_executor
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.remarks import describe_small_splits
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
-from pipeline_ops.jobs.model_check import PlannedTraining
+from pipeline_ops.job.model_check import plan_training
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
 from pipeline_ops.planning.trials import (
@@ -135,7 +135,7 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
     notes = [source.found.describe_rejects()] if source.found.rejected else []
     notes += check_plan(preprocess, source, decision)
     check_enough_images(_find_smallest_batch(config), preprocess, source, decision)
-    training = PlannedTraining.from_config(config, sys.executable)
+    training = plan_training(config, sys.executable)
     try_stages(source, preprocess, config.file, training)
     check_model(training, preprocess, source)
     counts = {name: len(members) for name, members in decision.by_split.items()}

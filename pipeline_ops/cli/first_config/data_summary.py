@@ -37,11 +37,11 @@ from beam_jobs.stages.boxes import is_unclear
 from beam_jobs.stages.decode import Decode, count_bits, decode
 from beam_jobs.stages.stage import Reject
 from beam_jobs.statistics.summary import RejectedRecord
-from pipeline_ops.artifacts.remarks import describe_unlearned
 from pipeline_ops.cli.record_remarks import describe_records
 from pipeline_ops.config.model_catalogue import Task
 from pipeline_ops.config.preprocess import Preprocess, Split
 from pipeline_ops.config.sources import BeamSource, CatalogueOrUserSource, PackedSource
+from pipeline_ops.contract.remarks import describe_unlearned
 from pipeline_ops.errors import DataError
 from pipeline_ops.raw_data.listing import Listing, RawFolder
 from pipeline_ops.raw_data.raw_file import RawFile

@@ -2,7 +2,7 @@
 
 A recipe is a model with a training that suits it. `measured` says what it reached on real data with
 `trainyard init FOLDER` and `trainyard run`, without an edit. The time of a step is measured
-(`jobs/model_check.py`). The other times are constants of a machine with two cores.
+(`job/model_check.py`). The other times are constants of a machine with two cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline_ops.config.model_catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from pipeline_ops.cli.first_config.data_summary import DataSummary
-    from pipeline_ops.jobs.model_check import StepTimes
+    from pipeline_ops.job.model_check import StepTimes
 
 
 _EARLIER = "weights of an earlier model of yours"

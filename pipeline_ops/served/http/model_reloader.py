@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline_ops.artifacts.manifest import NAME, read_manifest
-from pipeline_ops.artifacts.results import ModelFigures
+from pipeline_ops.contract.manifest import NAME, read_manifest
+from pipeline_ops.contract.results import ModelFigures
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.served import contract

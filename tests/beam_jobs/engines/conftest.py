@@ -8,8 +8,8 @@ import pytest
 from engines.workplace import REPOSITORY, SUPPORT, Driver, Workplace, find_jobs, identify
 from processes import wait_until
 
-from pipeline_ops.artifacts.layout import work_folder
-from pipeline_ops.artifacts.manifest import find_damage, read_manifest
+from pipeline_ops.contract.layout import work_folder
+from pipeline_ops.contract.manifest import find_damage, read_manifest
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.examples.digits import write_digits
 from pipeline_ops.planning.plan import JobPlan

@@ -14,8 +14,8 @@ from engines.workplace import MESSAGE_SECONDS, Driver, is_empty
 from processes import wait_until
 
 from pipeline_ops.cli.commands.doctor import check_engine
+from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.request import Status
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 on_flink = pytest.mark.parametrize("engine", ["flink"], indirect=True)

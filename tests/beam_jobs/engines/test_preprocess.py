@@ -18,9 +18,9 @@ from held_airflow import run_airflow
 from listeners import filter_non_loopback, find_listeners
 from processes import wait_until
 
-from pipeline_ops.artifacts.manifest import read_manifest
+from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode
-from pipeline_ops.jobs.progress import ProgressReader
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 BCCD = Path(os.environ.get("TRAINYARD_BCCD", REPOSITORY.parent / "shared" / "data" / "bccd"))
@@ -29,7 +29,7 @@ HEARTBEAT_SECONDS = 15
 """After it, a task of Airflow knows that it was cleared."""
 _DAGS = """
 from beam_jobs.stages import check_stages
-from pipeline_ops.operators.dags import make_dags
+from pipeline_ops.orchestration.dags import make_dags
 
 globals().update(make_dags([{config!r}], check_stages))
 """

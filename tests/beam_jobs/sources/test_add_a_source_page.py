@@ -10,7 +10,7 @@ import textwrap
 
 from beam_jobs.sources.folder_view import view_folder
 from beam_jobs.sources.source import SourceEntry
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 PAGE = (CODE_ROOT / "docs" / "add-a-source.md").read_text()
 

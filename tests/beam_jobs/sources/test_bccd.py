@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from beam_jobs.io.example import parse
-from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.errors import ExitCode
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ import sys
 import hostile_files
 import pytest
 
-from pipeline_ops.artifacts.source_code import CODE_ROOT
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 CASES = int(os.environ.get("TRAINYARD_FUZZ_CASES", "25"))
 READERS = [*hostile_files.SOURCES, *hostile_files.OTHERS]

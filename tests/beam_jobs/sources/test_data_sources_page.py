@@ -9,8 +9,8 @@ import yaml
 from pydantic import TypeAdapter
 
 from beam_jobs.sources import CATALOGUE
-from pipeline_ops.artifacts.source_code import CODE_ROOT
 from pipeline_ops.config.sources import AnySource
+from pipeline_ops.contract.source_code import CODE_ROOT
 
 PAGE = (CODE_ROOT / "docs" / "data-sources.md").read_text()
 EXAMPLES = [

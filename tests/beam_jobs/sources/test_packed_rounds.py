@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from beam_jobs.io.example import parse
-from pipeline_ops.artifacts.dataset import DatasetFigures
+from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.errors import ExitCode
 
 BOX = [2.0, 4.0, 16.0, 24.0]

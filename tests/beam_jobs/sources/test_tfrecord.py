@@ -17,8 +17,8 @@ from beam_jobs.io.example import _TrainExample, parse
 from beam_jobs.io.raw import read_raw
 from beam_jobs.stages.boxes import FRACTIONS
 from beam_jobs.stages.stage import Box
-from pipeline_ops.artifacts.dataset import DatasetFigures
 from pipeline_ops.config.sources import TfrecordSource
+from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root

@@ -19,7 +19,7 @@ from pipeline_ops.cli.main import main
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.sources import UserSource
 from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.jobs.job_code import check_environment, write_user_files
+from pipeline_ops.job.job_code import check_environment, write_user_files
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.user_code.sources import digest_source_code, find_source_versions

@@ -12,8 +12,8 @@ from beam_jobs.statistics.dataset import (
     compute_distances,
     find_duplicates,
 )
-from pipeline_ops.artifacts.features import LABELS, Histogram, jensen_shannon, l_infinity
 from pipeline_ops.config.preprocess import Drift
+from pipeline_ops.contract.features import LABELS, Histogram, jensen_shannon, l_infinity
 from pipeline_ops.raw_data.raw_file import RawFile
 
 

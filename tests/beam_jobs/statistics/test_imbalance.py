@@ -8,8 +8,8 @@ from sklearn.datasets import load_digits
 
 from beam_jobs.planning.splits import assign_split
 from beam_jobs.statistics.dataset import describe_imbalance
-from pipeline_ops.artifacts.dataset import SPLITS
 from pipeline_ops.config.preprocess import Split
+from pipeline_ops.contract.dataset import SPLITS
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 DIGITS = load_digits().target

@@ -20,7 +20,7 @@ from beam_jobs.statistics.summary import (
     measure_histogram,
     merge_measurements,
 )
-from pipeline_ops.artifacts.features import FEATURES, Histogram, merge_histograms
+from pipeline_ops.contract.features import FEATURES, Histogram, merge_histograms
 
 
 def example(

@@ -12,11 +12,11 @@ from pathlib import Path
 from processes import wait_until
 
 from beam_jobs.preprocess import preprocess
-from pipeline_ops.artifacts.layout import Attempt, work_folder
-from pipeline_ops.artifacts.manifest import Manifest
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.jobs.request import Status, read_status, write_request
-from pipeline_ops.jobs.runner import run_request
+from pipeline_ops.contract.layout import Attempt, work_folder
+from pipeline_ops.contract.manifest import Manifest
+from pipeline_ops.contract.request import Status, read_status, write_request
+from pipeline_ops.job.runner import run_request
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.storage.store_path import StorePath
 

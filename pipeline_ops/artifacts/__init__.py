@@ -1,1 +1,0 @@
-"""Artifacts: their manifests, fingerprints, places, and the contents of their figures."""

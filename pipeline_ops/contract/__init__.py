@@ -1,0 +1,1 @@
+"""What processes agree on: manifests, fingerprints and figures of artifacts, messages of a job."""

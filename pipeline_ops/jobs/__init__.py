@@ -1,1 +1,0 @@
-"""The messages between a job process and the others: request, status, progress, cancellation."""

@@ -1,1 +1,0 @@
-"""Airflow's side: DAGs, operators, triggers and the trigger form."""

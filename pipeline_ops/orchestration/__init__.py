@@ -1,0 +1,1 @@
+"""Airflow's side: DAGs, operators, triggers, form, pages. Only this package imports Airflow."""

@@ -1,0 +1,280 @@
+"""The plugin's pages, by address, and the two forms that change the version in service.
+
+Airflow mounts this application and does not protect its routes. So every route has a dependency on
+Airflow's login or permissions, and a test fails for a route without one. Addresses inside a page
+are relative, so that the pages work behind a prefix and a reverse proxy.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlencode, urlparse
+
+from airflow.configuration import conf
+from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from pipeline_ops.contract.dataset import DATA_PAGE
+from pipeline_ops.contract.manifest import find_file
+from pipeline_ops.contract.task_record import find_recorded_manifest, find_report
+from pipeline_ops.errors import TrainyardError
+from pipeline_ops.orchestration.airflow_internals import (
+    BaseUser,
+    DagAccessEntity,
+    DagDetails,
+    GetUserDep,
+    Log,
+    SessionDep,
+    get_auth_manager,
+    requires_access_dag,
+    requires_authenticated,
+)
+from pipeline_ops.orchestration.airflow_runs import (
+    NotFound,
+    PipelineRun,
+    find_pipeline,
+    find_pipelines,
+    find_run,
+)
+from pipeline_ops.orchestration.ui.models import ModelView, view_model
+from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
+from pipeline_ops.orchestration.ui.progress import view_tasks
+from pipeline_ops.registry.aliases import PREVIOUS
+from pipeline_ops.registry.registry import Registry
+from pipeline_ops.storage.store_options import wait_at_most
+from pipeline_ops.storage.store_path import StorePath
+
+app = FastAPI(title="Trainyard", docs_url=None, redoc_url=None, openapi_url=None)
+
+SIGNED_IN = Depends(requires_authenticated())
+CAN_READ_PIPELINE = Depends(requires_access_dag("GET"))
+CAN_EDIT_PIPELINE = Depends(requires_access_dag("PUT"))
+"""A user who may pause a pipeline may also choose the model version that is in service."""
+
+_MAX_REASON = 500
+
+
+@app.get("/models", dependencies=[SIGNED_IN])
+def show_models(user: GetUserDep, session: SessionDep) -> HTMLResponse:
+    """Shows the models of all pipelines that the user may read."""
+    dag_ids = find_pipelines(
+        get_auth_manager().get_authorized_dag_ids(user=user, session=session), session
+    )
+    found = [(dag_id, *_try_view_model(dag_id, session)) for dag_id in dag_ids]
+    return render("models.html", "", pipelines=[entry for entry in found if entry[1] or entry[2]])
+
+
+@app.get("/pipelines/{dag_id}/models", dependencies=[CAN_READ_PIPELINE])
+def show_model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "") -> HTMLResponse:
+    """Shows the versions of a pipeline's model."""
+    view = view_model(find_pipeline(dag_id, session))
+    may_change = get_auth_manager().is_authorized_dag(
+        method="PUT", details=DagDetails(id=dag_id), user=user
+    )
+    return render(
+        "model.html", IN_PIPELINE, dag_id=dag_id, model=view, may_change=may_change, done=done
+    )
+
+
+def check_same_origin(request: Request) -> None:
+    """Rejects a form that another site sends with the session's cookie.
+
+    A program sends its token in a header instead.
+    """
+    if "authorization" in request.headers:
+        return
+    site = request.headers.get("sec-fetch-site")
+    # A sandboxed page has the origin "null", which has no host.
+    origin = urlparse(request.headers.get("origin", "")).netloc
+    ours = {request.headers.get("host"), urlparse(conf.get("api", "base_url", fallback="")).netloc}
+    is_ours = site == "same-origin" if site else origin != "" and origin in ours
+    if not is_ours:
+        raise HTTPException(
+            403, "This form was not sent from a page of this Airflow. Send it from the page Models."
+        )
+
+
+_Reason = Annotated[str, Form(max_length=_MAX_REASON)]
+
+
+@app.post(
+    "/pipelines/{dag_id}/models/promote",
+    dependencies=[CAN_EDIT_PIPELINE, Depends(check_same_origin)],
+)
+def promote(
+    dag_id: str,
+    version: Annotated[int, Form()],
+    user: GetUserDep,
+    session: SessionDep,
+    expected: Annotated[str, Form()] = "",
+    reason: _Reason = "",
+) -> RedirectResponse:
+    """Puts a version in service. `expected` is the one that the user has seen there."""
+    registry = Registry(find_pipeline(dag_id, session).registry)
+    registry.promote(version, _sign_reason(reason, user), expected=_parse_version(expected))
+    return _log_and_redirect(dag_id, user, session, "promote", version)
+
+
+@app.post(
+    "/pipelines/{dag_id}/models/rollback",
+    dependencies=[CAN_EDIT_PIPELINE, Depends(check_same_origin)],
+)
+def roll_back(
+    dag_id: str,
+    user: GetUserDep,
+    session: SessionDep,
+    expected: Annotated[str, Form()],
+    reason: _Reason = "",
+) -> RedirectResponse:
+    """Puts the previous champion back in service."""
+    registry = Registry(find_pipeline(dag_id, session).registry)
+    previous = registry.find_by_alias(PREVIOUS)
+    if previous is None:
+        raise NotFound("There is no earlier champion. Promote another version by its number.")
+    registry.promote(
+        previous.number,
+        f"rolled back from version {expected}: {_sign_reason(reason, user)}",
+        expected=_parse_version(expected),
+    )
+    return _log_and_redirect(dag_id, user, session, "rollback", previous.number)
+
+
+def _parse_version(expected: str) -> int | None:
+    if expected and not expected.isdecimal():
+        raise HTTPException(422, "expected must be the number of the version in service, or empty")
+    return int(expected) if expected else None
+
+
+def _sign_reason(reason: str, user: BaseUser) -> str:
+    return f"{reason.strip() or 'by hand'} ({user.get_name()}, in the UI)"
+
+
+def _log_and_redirect(
+    dag_id: str, user: BaseUser, session: SessionDep, event: str, version: int
+) -> RedirectResponse:
+    """Writes the event into Airflow's audit log and redirects to the page."""
+    session.add(
+        Log(
+            f"trainyard_{event}",
+            owner=user.get_name(),
+            dag_id=dag_id,
+            extra=json.dumps({"version": version}),
+        )
+    )
+    return RedirectResponse(
+        "../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303
+    )
+
+
+def _try_view_model(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
+    """Returns the model of a pipeline, or the problem with it; neither for another DAG of ours."""
+    try:
+        return view_model(find_pipeline(dag_id, session)), ""
+    except NotFound:
+        return None, ""
+    except (TrainyardError, OSError) as problem:
+        return None, str(problem)
+
+
+CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
+
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_PAGES = ("report", "data")
+_Page = Literal["report", "data"]
+_MAX_PAGE_BYTES = 64 << 20
+_STORE_SECONDS = 10
+"""How long a page waits for an unreachable store."""
+
+
+@app.middleware("http")
+async def set_headers_and_patience(
+    request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
+    with wait_at_most(_STORE_SECONDS):
+        response = await call_next(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+@app.exception_handler(TrainyardError)
+async def show_problem(request: Request, problem: TrainyardError) -> HTMLResponse:
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    depth = len(Path(path).parts) - 2
+    response = render("problem.html", "../" * depth, message=str(problem))
+    response.status_code = 404 if isinstance(problem, NotFound) else 409
+    return response
+
+
+@app.get("/{name}.{suffix}", dependencies=[SIGNED_IN])
+def get_file(name: str, suffix: str) -> Response:
+    """Returns the style sheet, the script or an icon."""
+    if f"{name}.{suffix}" not in FILES:
+        raise HTTPException(404)
+    return Response(FILES[f"{name}.{suffix}"], media_type=_MEDIA_TYPES[suffix])
+
+
+@app.get("/pipelines/{dag_id}/progress", dependencies=[CAN_READ_RUN])
+def show_progress(
+    dag_id: str, run_id: str, session: SessionDep, task_id: str | None = None
+) -> HTMLResponse:
+    """Shows a run in progress, or one task of it."""
+    run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
+    tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
+    return render("progress.html", IN_PIPELINE, run=run, tasks=tasks)
+
+
+@app.get("/pipelines/{dag_id}/report", dependencies=[CAN_READ_RUN])
+def show_report(
+    dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
+) -> HTMLResponse:
+    """Shows the pages that a run has left, in a sandboxed frame."""
+    run = find_run(dag_id, run_id, session)
+    return render(
+        "report.html",
+        IN_PIPELINE,
+        run=run,
+        page=page,
+        available_pages=[name for name in _PAGES if _find_page(run, name)],
+        query=urlencode({"run_id": run_id}),
+    )
+
+
+@app.get("/pipelines/{dag_id}/report/content", dependencies=[CAN_READ_RUN])
+def show_report_content(
+    dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
+) -> HTMLResponse:
+    """Returns a page as the job has written it."""
+    run = find_run(dag_id, run_id, session)
+    read = _find_page(run, page)
+    if read is None:
+        raise NotFound(f"The run {run_id} has no page {page}.")
+    return HTMLResponse(read(_MAX_PAGE_BYTES), headers={"Content-Security-Policy": SANDBOX})
+
+
+def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
+    """Finds a page in the artifacts of a run, or in the attempt that has refused the data.
+
+    Returns a function that reads the page up to a number of bytes, or None. Raises DataError if a
+    record of the run is damaged, or does not name an artifact of the pipeline.
+    """
+
+    def read_task_manifest(task: str) -> StorePath | None:
+        return find_recorded_manifest(run.layout, run.run_id, task, task)
+
+    if page == "report":
+        file = find_report(read_task_manifest("evaluate"), read_task_manifest("export"))
+    elif dataset := read_task_manifest("preprocess"):
+        file = find_file(dataset, DATA_PAGE)
+    elif attempt := run.layout.newest_attempt(run.run_id, "preprocess"):
+        refused = attempt.folder / DATA_PAGE
+        _, end = refused.read_log_end(1)
+        return functools.partial(refused.read_log, 0) if end else None
+    else:
+        return None
+    return run.layout.locate(file).read if file else None

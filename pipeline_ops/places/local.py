@@ -1,0 +1,164 @@
+"""This host: a job is a process in a session of its own, which outlives the process that starts it.
+
+The identity of the process is in the job's folder, where other jobs of the pipeline can write. A
+process gets no signal unless it was started for this very attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pipeline_ops.contract.cancellation import GRACE_SECONDS
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.source_code import CODE_ROOT
+from pipeline_ops.errors import DataError
+from pipeline_ops.job.workspace import make_local_folder, ship_leftovers
+from pipeline_ops.places.place import (
+    JobLaunch,
+    JobState,
+    Place,
+    build_job_environment,
+    read_tail,
+)
+from pipeline_ops.storage.local_files import format_json
+from pipeline_ops.storage.parsing import read_json_as
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.locks import exclusive_lock
+from pipeline_ops.system.processes import (
+    ATTEMPT_VARIABLE,
+    ProcessIdentity,
+    kill_group,
+    kill_processes,
+    start_detached,
+)
+from pipeline_ops.system.temp_dirs import sweep
+from pipeline_ops.user_code.interpreter import read_versions
+
+_LOCK, _LOCK_SECONDS = "start.lock", 30.0
+_BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "places" / "bridge"
+
+
+class LocalPlace(Place):
+    """See `Place`. `python` is the interpreter of the job; None for that of the caller."""
+
+    check_seconds = 0.0
+
+    def __init__(self, python: Path | None = None):
+        self._python = python
+
+    def start(self, launch: JobLaunch) -> None:
+        """Starts the job. Its working directory is not a folder to which others can write."""
+        attempt = launch.attempt
+        argv = [
+            str(self._python or sys.executable),
+            "-m",
+            launch.module,
+            "--request",
+            str(attempt.request),
+        ]
+        environment = build_job_environment(os.environ)
+        environment |= launch.environment
+        if self._python:
+            environment |= build_bridge_environment(environment)
+        log = make_local_folder(attempt.folder) / attempt.log.name
+        start_once(attempt, attempt.process, log, argv, environment)
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        """The state of a job. For a process on another host, only its status is visible here."""
+        process = read_identity(attempt.process)
+        if process is None:
+            return JobState(
+                "absent",
+                f"the job in {attempt.folder} was not started, "
+                f"or {attempt.process.name} there is damaged",
+            )
+        if not is_local(process) or process.is_alive():
+            return JobState("running")
+        return JobState(
+            "ended",
+            f"the job process {process.pid} on {process.host} ended without a status, so it was "
+            "killed or its host went down",
+        )
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        return read_tail(attempt.log)
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        end_job(attempt, attempt.process)
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        return clean_job(attempt, attempt.process)
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        return read_versions(self._python, packages)
+
+
+def start_once(
+    attempt: Attempt[StorePath],
+    identity: StorePath,
+    output: Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    """Starts the first process of a job in a session of its own, unless it was started before.
+
+    The file `identity` will name the process. `output` is in a folder of this host.
+    """
+    with exclusive_lock(output.parent / _LOCK, str(attempt.folder), _LOCK_SECONDS):
+        if read_identity(identity) is None:
+            variables = {**environment, ATTEMPT_VARIABLE: str(attempt.folder)}
+            started = start_detached(argv, output, env=variables, cwd=Path("/"))
+            process = ProcessIdentity.from_pid(started.pid)
+            try:
+                identity.write(format_json(process.to_json()))
+            except BaseException:  # without this file nobody would find the job
+                kill_group(process, 0.0)
+                raise
+
+
+def end_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
+    """Ends the process group of a job on this host, then its other processes.
+
+    A process gets no signal unless it was started for this very attempt, whatever the file says.
+    Returns whether all are gone.
+    """
+    process = read_identity(identity)
+    if process is None or not is_local(process):
+        return True
+    variable = (ATTEMPT_VARIABLE, str(attempt.folder))
+    is_group_gone = kill_group(process, GRACE_SECONDS, variable)
+    return kill_processes(variable, GRACE_SECONDS) and is_group_gone
+
+
+def clean_job(attempt: Attempt[StorePath], identity: StorePath) -> bool:
+    """Ends the remains of a job on this host after signal 9. Its logs go to the store."""
+    is_gone = end_job(attempt, identity)
+    if is_gone:
+        ship_leftovers(attempt)
+        sweep()
+    return is_gone
+
+
+def read_identity(file: StorePath) -> ProcessIdentity | None:
+    """The process that a file names; None if there is no file, or if it is damaged."""
+    try:
+        return read_json_as(ProcessIdentity, file)
+    except DataError:
+        return None
+
+
+def is_local(process: ProcessIdentity) -> bool:
+    return process.host == socket.gethostname()
+
+
+def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable by which another interpreter finds this code, and no package next to it."""
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(_BRIDGE_FOLDER), environment.get("PYTHONPATH")])
+        )
+    }

@@ -1,0 +1,198 @@
+"""The interface of a place where jobs run.
+
+A place knows a job by its attempt. All names that it gives (of a container, an object of
+Kubernetes, a Slurm job) follow from the folder of the attempt. The next try of a task, or another
+component of Airflow, therefore finds the job again without a record of the place. The job reports
+its progress and its outcome in the store. The place is only asked whether a job without an outcome
+still runs, and why it has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
+from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.contract.source_code import CODE_ROOT
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.storage.checksums import compute_digest
+from pipeline_ops.storage.open_store import STORES_VARIABLE
+from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.system.host import Finding
+from pipeline_ops.system.processes import JOB_PYTHON
+
+
+@dataclasses.dataclass(frozen=True)
+class JobLaunch:
+    """All that a place needs to start a job, whose request is in the folder of `attempt` already.
+
+    The `environment` has the access to the store, and is secret. The job ends itself after
+    `deadline_seconds`. `pipeline` and `job` are for people who look at the place. `versions` are
+    those of the plan, as `Place.find_versions` returned them.
+    """
+
+    attempt: Attempt[StorePath]
+    module: str
+    environment: Mapping[str, str]
+    deadline_seconds: int
+    pipeline: str = ""
+    job: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobState:
+    """The state of a job, as its place sees it."""
+
+    phase: Literal["absent", "waiting", "running", "ended"]
+    """`absent`: it was not started, or is long gone. `waiting`: in a queue, or for its image."""
+    message: str = ""
+    """For people: what it waits for, or why it has ended."""
+    exit_code: ExitCode = ExitCode.RETRY
+    """How the task treats a job that ended without writing a status."""
+
+    @property
+    def may_run(self) -> bool:
+        return self.phase in ("waiting", "running")
+
+
+OWN_NAMES = "trainyard-"
+"""The beginning of all names that places give."""
+
+
+class Place(Protocol):
+    """A place where jobs run.
+
+    Each method raises MachineError if the place can't be reached, and ConfigError if the place
+    refuses because of its settings. It then says what to change.
+    """
+
+    check_seconds: float = 5.0
+    """How often it may be asked about a job."""
+
+    queue_seconds: int = 0
+    """How long a job may wait there before it runs."""
+
+    def start(self, launch: JobLaunch) -> None:
+        """Starts a job, unless it was started before. Two calls at the same time start one job."""
+
+    def find(self, attempt: Attempt[StorePath]) -> JobState:
+        """The state of a job, which another process may have started."""
+
+    def read_output(self, attempt: Attempt[StorePath]) -> str:
+        """The end of the job's output, also of a job that never began and has no log."""
+
+    def cancel(self, attempt: Attempt[StorePath]) -> None:
+        """Ends a job with all of its processes within five seconds. An unknown job is ignored."""
+
+    def clean(self, attempt: Attempt[StorePath]) -> bool:
+        """Removes the leftovers of a job after its end. Returns whether nothing is left."""
+
+    def check(self) -> Iterator[Finding]:
+        """Yields the problems of the place for `trainyard doctor`. Starts and changes nothing."""
+        yield from ()
+
+    def check_for_gang(self) -> Iterator[Finding]:
+        """Yields the problems that keep this process from starting a gang there, like `check`."""
+        return self.check()
+
+    def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
+        """The versions of packages, or the digest of the image, for the fingerprint."""
+
+
+def name_job(attempt: Attempt[StorePath]) -> str:
+    """The name of a job in a place that others use, too. Unique, and valid as a DNS name."""
+    return f"{OWN_NAMES}{compute_digest(str(attempt.folder))[:20]}"
+
+
+_TAIL_BYTES = 2000
+
+
+def read_tail(log: StorePath) -> str:
+    """The end of a log; empty if it can't be read."""
+    try:
+        _, tail = log.read_log_end(_TAIL_BYTES)
+    except (OSError, TrainyardError):
+        return ""
+    return tail.decode(errors="replace").strip()
+
+
+HOSTS_VARIABLE = "TRAINYARD_HOSTS_ENVIRONMENT"
+"""A variable of a training with the `environment` of its hosts file as JSON, for its gang."""
+CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
+_KEY_FILE, _KEY = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"
+_AIRFLOW_PREFIXES = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
+
+
+def build_job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Makes the environment that a job inherits, without Airflow's settings and keys."""
+    inherited = {
+        name: value for name, value in environment.items() if not name.startswith(_AIRFLOW_PREFIXES)
+    }
+    return inherited | JOB_PYTHON
+
+
+def collect_store_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The secret variables with which another host reaches the bucket as this one does.
+
+    The key of a Google service account travels as a text. Other files that a variable names must be
+    at the same path on the other host.
+    """
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(CREDENTIALS) or name == STORES_VARIABLE
+    }
+    if _KEY_FILE in found:
+        file = found.pop(_KEY_FILE)
+        try:
+            found[_KEY] = Path(file).read_text()
+        except OSError as error:
+            raise ConfigError(f"{_KEY_FILE}: {file} can't be read: {error.strerror}") from None
+    return found
+
+
+def make_hosts_variable(hosts: Hosts | None) -> dict[str, str]:
+    """The variable that tells a training the environment of its gang. Empty if there is none."""
+    return {HOSTS_VARIABLE: json.dumps(hosts.environment)} if hosts and hosts.environment else {}
+
+
+def read_hosts_variable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the gang, from the variables of the training."""
+    return dict(json.loads(environment.get(HOSTS_VARIABLE, "{}")))
+
+
+INIT_MODULE = "pipeline_ops.places.init_process"
+
+
+def build_init_command(hosts: Hosts, launch: JobLaunch) -> list[str]:
+    """The command of the first process of a job on a host."""
+    return build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
+
+
+def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this project on a host."""
+    variables = build_python_environment(hosts)
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in variables.items()),
+        *(hosts.python or ("python" if _has_image(hosts) else sys.executable), "-m", module),
+        *arguments,
+    ]
+
+
+def build_python_environment(hosts: Hosts) -> dict[str, str]:
+    """The variables with which Python finds this project on a host."""
+    if _has_image(hosts):
+        return JOB_PYTHON | ({"PYTHONPATH": hosts.code} if hosts.code else {})
+    return JOB_PYTHON | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
+
+
+def _has_image(hosts: Hosts) -> bool:
+    """Returns whether Python and this project are in an image."""
+    return isinstance(hosts, ContainerHosts | KubernetesHosts)

@@ -1,1 +1,0 @@
-"""The end of jobs whose task instances no longer need them."""

@@ -1,0 +1,180 @@
+"""The page of a run in progress: its tasks, curves, workers and problems."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from pipeline_ops.contract.progress import ProgressEvent
+from pipeline_ops.contract.results import GpuUsage, StepShares
+
+
+def make_event(**values) -> ProgressEvent:
+    return ProgressEvent(
+        **{"time": time.time(), "phase": "train", "unit": "steps", "total": 300} | values
+    )
+
+
+@pytest.fixture
+def read_page(client):
+    """Reads the progress page of a run."""
+    return lambda run, **query: client("viewer").get(run.address("progress", **query)).text
+
+
+@pytest.fixture
+def training(run_writer, set_states):
+    """A run in the middle of its training."""
+    set_states("running", preprocess="success", train="deferred")
+    run_writer.dataset()
+    events = [
+        make_event(
+            done=step,
+            rate=41.5,
+            eta_seconds=(300 - step) / 41.5,
+            metrics={"loss": 2.0 / step, "accuracy": 1 - 1 / step},
+        )
+        for step in range(10, 130, 10)
+    ]
+    metrics = events[5].metrics | {"validation_loss": 0.05, "validation_accuracy": 0.9}
+    events[5] = events[5].model_copy(update={"metrics": metrics})
+    text = "worker 1 was killed by signal 9; restart <1> of 3"
+    note = make_event(done=None, total=None, phase="restart", message=text)
+    workers = {
+        "worker 0": [make_event(done=120, rate=20.0, worker=0)],
+        "worker 1": [make_event(done=118, rate=20.1, worker=1)],
+    }
+    run_writer.attempt("train", [*events[:4], note, *events[4:]], workers)
+    return run_writer
+
+
+def test_the_progress_of_a_training_is_on_its_page(read_page, training):
+    page = read_page(training)
+    assert "data-live" in page
+    assert "120 of 300" in page
+    assert "41.5 steps/s" in page
+    assert "<dt>Time left</dt><dd>4 s</dd>" in page
+    assert page.count("<svg") == 2, "loss and accuracy, training and validation in one"
+    assert page.count('class="curve validation"') == 2
+    assert re.search(r"worker 0</th><td>train</td><td class=\"n\">120", page)
+    assert re.search(r"worker 1</th><td>train</td><td class=\"n\">118", page)
+    assert "restart &lt;1&gt; of 3" in page
+    assert re.search(r"train</th><td class=\"n\">1,437</td><td class=\"n\">2<", page)
+    assert "2 in quarantine:</b> not an image (2)" in page
+
+
+def test_the_page_shows_what_takes_the_time_and_what_the_gpus_do(read_page, training):
+    shares = StepShares(input=0.125, computing=0.8, communication=0.05, saving=0.025)
+    gpu = GpuUsage(name="0", memory_bytes=30e9, memory_limit_bytes=80e9, utilization=0.97)
+    full = gpu.model_copy(update={"watts": 612.4, "name": "<1>"})
+    events = [make_event(done=step, shares=shares, gpus=[gpu, full]) for step in (10, 20)]
+    training.attempt("train", events, {"worker 0": [events[-1]], "worker 1": [make_event(done=9)]})
+    page = read_page(training)
+    titles = re.findall(r"<figcaption><b>(.+?)</b>", page)
+    assert titles == ["Share of time", "GPU utilization", "GPU memory (GB)", "GPU power (W)"]
+    assert page.count('class="curve series-3"') == 1, "input, computing, communication, saving"
+    numbers = "".join(f'<td class="n">{share} %</td>' for share in ("12.5", "5.0", "2.5"))
+    used = "97 %, 30.0 of 80.0 GB"
+    assert f"{numbers}<td>0: {used}; &lt;1&gt;: {used}, 612 W</td>" in page
+    assert 'worker 1</th><td>train</td><td class="n">9</td>' in page
+
+
+def test_the_page_of_one_task_shows_that_task_alone(read_page, training):
+    page = read_page(training, task_id="train")
+    assert re.findall(r'<section class="task[^"]*" id="(\w+)"', page) == ["train"]
+
+
+def test_a_page_goes_on_with_what_has_come_since(read_page, training):
+    read_page(training)
+    events = [make_event(done=step, metrics={"loss": 0.01}) for step in range(1, 14)]
+    training.attempt("train", events)
+    assert "13 of 300" in read_page(training)
+
+
+def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(read_page, training):
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    steps = [make_event(done=step, metrics={"loss": 0.01}) for step in range(280, 301)]
+    training.attempt("train", [*steps, make_event(done=None, total=None, phase="candidate")])
+    page = read_page(training)
+    assert "300 of 300" in page
+    assert "<dt>Now</dt><dd>candidate</dd>" in page
+
+
+def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(read_page, training):
+    """F16: a metric that is not a number made the page an error 500."""
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    event = make_event(done=7, metrics={"own": float("nan"), "loss": float("inf")})
+    attempt = training.attempt("train", [event])
+    with open(attempt.progress.local, "ab") as file:
+        file.write(b'{"time": 1, "phase": "train", "metrics": {"loss": null}}\n<script>\n')
+    page = read_page(training)
+    assert "7 of 300" in page
+    assert "progress.jsonl, byte" in page and "metrics.loss: Input should be a valid number" in page
+    assert "<script>\n" not in page
+
+
+def test_a_page_of_very_many_events_is_short_and_says_what_it_leaves_out(read_page, training):
+    """Nothing of it grows with the training but the digits of its numbers."""
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    events = [
+        make_event(done=step, metrics={"loss": 90.0 if step == 1234 else step % 7})
+        for step in range(1, 5001)
+    ]
+    many = make_event(done=5001, metrics={f"own {number}": 1.0 for number in range(300)})
+    notes = [make_event(done=None, message=f"message {number}") for number in range(50)]
+    training.attempt("train", [*events, many, *notes])
+    page = read_page(training)
+    [curve] = re.findall(r'<polyline[^>]*points="([^"]*)"[^>]*><title>training', page)[:1]
+    heights = [float(pair.split(",")[1]) for pair in curve.split()]
+    assert 200 <= len(heights) <= 400
+    assert min(heights) < 40, "the only high loss of all is still in the curve"
+    assert "steps (lowest and highest values of neighbours)" in page
+    assert page.count("<svg") == 200 and "Only the first 200 curves are shown." in page
+    assert page.count("<li>") == 8 and "And 42 earlier ones." in page
+    assert len(page) < 1_000_000
+
+
+def test_a_very_long_progress_file_is_read_in_several_requests(read_page, whole_run):
+    steps = [make_event(done=step, metrics={"loss": 1 / step}) for step in (1, 300)]
+    attempt = whole_run.attempt("train", steps[:1])
+    filler = '{"time": 1, "phase": "train", "own": "%s"}\n' % ("x" * 200_000)
+    with open(attempt.progress.local, "a") as file:
+        file.writelines([filler] * 180)  # 36 MB, of which a request reads 32
+        file.write(steps[1].model_dump_json() + "\n")
+    first, second = read_page(whole_run, task_id="train"), read_page(whole_run, task_id="train")
+    assert "300 of 300" in first, "the newest event does not wait for those before it"
+    assert "data-live" in first and "this page is still reading it" in first
+    assert "300 of 300" in second
+    assert "data-live" not in second and "still reading" not in second
+
+
+def test_a_run_over_its_error_budget_has_a_progress_page(client, training):
+    """The rejected records are next to the progress of the job, and are not a worker."""
+    attempt = training.attempt("preprocess", [make_event(done=5)])
+    (attempt.folder / "rejected.jsonl").write(b'{"key": "a.png", "reason": "not an image"}\n')
+    answer = client("viewer").get(training.address("progress", task_id="preprocess"))
+    assert answer.status_code == 200
+    assert '<th scope="row">rejected</th>' not in answer.text
+
+
+def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
+    read_page, run_writer, set_states
+):
+    set_states("running", preprocess="awaiting_input")
+    hint = "This task waits for a decision. See Required Actions above."
+    assert hint in read_page(run_writer)
+
+
+def test_what_a_failed_task_has_to_say_is_shown(read_page, run_writer, set_states):
+    set_states("failed", preprocess="failed")
+    run_writer.record("preprocess", state="failed", message="3 files are <no> images", exit_code=65)
+    assert "3 files are &lt;no&gt; images" in read_page(run_writer)
+
+
+def test_a_finished_run_is_not_asked_for_again(read_page, whole_run):
+    later = make_event(done=None, total=None, phase="candidate")
+    whole_run.attempt("train", [make_event(done=300), later])
+    page = read_page(whole_run)
+    assert "data-live" not in page
+    assert "300 of 300" in page and "candidate" not in page

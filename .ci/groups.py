@@ -64,9 +64,7 @@ GROUPS = {
             "pipeline_ops/user_code",
         ),
     ),
-    "kubernetes": Group(
-        20, ("docker/kubernetes", "pipeline_ops/places", "pipeline_ops/launch/launchers")
-    ),
+    "kubernetes": Group(20, ("docker/kubernetes", "pipeline_ops/places")),
     "containers": Group(
         20,
         (

@@ -46,6 +46,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/contract": (up_to("contract"), set()),
     "pipeline_ops/user_code": (up_to("user_code"), set()),
     "pipeline_ops/raw_data": (up_to("raw_data"), set()),
+    "pipeline_ops/places/allocation_holder.py": (up_to("places"), {"psutil"}),
     "pipeline_ops/places": (up_to("places"), {"docker", "kubernetes", "urllib3", "websocket"}),
     "pipeline_ops/job/study.py": (up_to("job"), {"optuna"}),
     "pipeline_ops/job": (up_to("job"), set()),

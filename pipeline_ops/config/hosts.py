@@ -4,24 +4,23 @@
 hosts file describes where and how something runs. Fields that select the code that runs there are
 in the fingerprint (`Hosts.code_digests`). The others cannot change the result. The storage root
 must be the same path on all hosts, on a file system that they share, or a bucket.
+
+Each kind of hosts is a file in `places/`, with its section. It is found by the name of its
+launcher, here or among the entry points `trainyard.places` of installed packages.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+import importlib
+import importlib.metadata
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from pipeline_ops.config.fields import Section, config_field, get_declarations
 from pipeline_ops.config.reading import ConfigText, suggest_name
@@ -30,20 +29,26 @@ from pipeline_ops.config.validation import validate_section
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.checksums import compute_digest
 
-
-def _match_pattern(pattern: str, rule: str) -> AfterValidator:
-    """Checks a string against a pattern. The error message states the rule in words."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"must be {rule}, got {value!r}")
-        return value
-
-    return AfterValidator(check)
+ENTRY_POINTS = "trainyard.places"
+_CATALOGUE: Mapping[str, str] = {
+    "local": "pipeline_ops.places.local:LocalHosts",
+    "ssh": "pipeline_ops.places.ssh:SshHosts",
+    "container": "pipeline_ops.places.container:ContainerHosts",
+    "slurm": "pipeline_ops.places.slurm:SlurmHosts",
+    "kubernetes": "pipeline_ops.places.kubernetes:KubernetesHosts",
+    "tf_config": "pipeline_ops.places.tf_config:TfConfigHosts",
+}
+_OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 
 
 class Hosts(Section):
-    """The fields that all launchers have in common."""
+    """The fields that all launchers have in common.
+
+    A launcher derives from its subclass `places.place.PlaceSection`.
+    """
+
+    is_this_host: ClassVar[bool] = False
+    """Whether processes run on the host of the process that starts them."""
 
     launcher: str
     """The kind of hosts."""
@@ -131,6 +136,16 @@ class Hosts(Section):
                 "Add hosts, or lower it."
             )
 
+    def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
+        """Yields why the job of a task can't run on these hosts, each with its cure.
+
+        Args:
+          task: the task whose `runs_on` names these hosts.
+          file: the name of their file, for messages.
+          gang: the hosts of `train.hosts`, or None.
+        """
+        yield from ()
+
     def find_folder_problem(self, folder: Path) -> str:
         """Explains why an absolute folder of Airflow's host is not the same one there.
 
@@ -140,421 +155,38 @@ class Hosts(Section):
         return ""
 
 
-_UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+def list_launchers() -> list[str]:
+    """The names of all launchers: ours, and those of installed packages."""
+    return [*_CATALOGUE, *sorted(_find_entry_points().keys() - _CATALOGUE)]
 
 
-def _parse_quantity(text: str) -> float:
-    """Reads a number with a unit of Kubernetes."""
-    number = text.rstrip("KMGTkim")
-    return float(number) * _UNITS[text.removeprefix(number)]
-
-
-def _quantity(pattern: str, least: str, rule: str) -> BeforeValidator:
-    """A check as in Kubernetes, where `cpu: 4` and `cpu: "4"` are the same."""
-
-    def check(value: Any) -> str:
-        text = str(value)
-        if not re.fullmatch(pattern, text) or _parse_quantity(text) < _parse_quantity(least):
-            raise ValueError(f"must be {rule}, got {value!r}")
-        return text
-
-    return BeforeValidator(check)
-
-
-_TEXT_OR_NUMBER = WithJsonSchema({"type": ["string", "number"]})
-Cpu = Annotated[
-    str,
-    _quantity(
-        r"[0-9]+(\.[0-9]+)?|[0-9]+m", "1m", "a number of cores, at least 1m, such as 4, 0.5 or 500m"
-    ),
-    _TEXT_OR_NUMBER,
-]
-Memory = Annotated[
-    str,
-    _quantity(
-        r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?",
-        "64Mi",
-        "a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and at least 64Mi",
-    ),
-    _TEXT_OR_NUMBER,
-]
-
-
-class Resources(Section):
-    """The resources of a container or pod. A job that needs more memory is killed and retried."""
-
-    cpu: Cpu | None = None
-    """Number of cores: `4`, `0.5` or `500m`. Null is no limit."""
-    memory: Memory | None = None
-    """Bytes of memory, such as `8Gi`. Null is no limit."""
-    gpus: int = Field(0, ge=0, le=64)
-    """Number of NVIDIA GPUs."""
-
-    @property
-    def num_cores(self) -> float | None:
-        """`cpu` as a number."""
-        return None if self.cpu is None else _parse_quantity(self.cpu)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """`memory` as a number."""
-        return None if self.memory is None else int(_parse_quantity(self.memory))
-
-    @property
-    def num_gpus(self) -> int:
-        return self.gpus
-
-
-_SlurmMemory = Annotated[
-    str, _match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
-]
-SSH_DAEMON = (
-    "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
-    "user@gpu-1`), and name it: unix:///run/gpu-1.sock"
-)
-_DaemonAddress = Annotated[
-    str,
-    _match_pattern(
-        "(unix|tcp|https?)://.+",
-        f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
-    ),
-]
-_Namespace = Annotated[
-    str,
-    _match_pattern(
-        "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
-        "lower-case letters, digits and hyphens, such as training",
-    ),
-]
-_ObjectName = Annotated[
-    str,
-    _match_pattern(
-        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
-        "lower-case letters, digits, hyphens and dots, such as trainyard-store",
-    ),
-]
-"""The name of an object in Kubernetes."""
-_DIGEST = re.compile("@(sha256:[0-9a-f]{64})$")
-
-
-_QUEUE_OPTIONS = ("--partition=", "--account=", "--time=")
-
-
-class SlurmHosts(Hosts):
-    """Nodes that Slurm allocates for the training and takes back after it."""
-
-    launcher: Literal["slurm"]
-    nodes: int = Field(ge=1, le=1024)
-    """Number of hosts for a gang."""
-    min_nodes: int | None = Field(None, ge=1, le=1024)
-    """The smallest number of nodes to start with if there are no more. Null is all of `nodes`."""
-    workers_per_node: int = Field(1, ge=1, le=256)
-    """Number of workers that a node can take."""
-    cores_per_node: int | None = Field(None, ge=1)
-    """Number of cores. Null is whole nodes."""
-    memory_per_node: _SlurmMemory | None = None
-    """Memory in the format of sbatch, such as `16G`. Null is the default of the partition."""
-    gpus_per_node: int = Field(0, ge=0, le=64)
-    """Number of GPUs."""
-    arguments: list[str] = config_field([], selects_program=True)
-    """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
-    `--gres=gpu:4`. `--partition`, `--account` and `--time` are not in the fingerprint."""
-    queue_timeout_seconds: int = Field(24 * 3600, ge=1)
-    """Time to wait in the queue before the task is tried again."""
-
-    @property
-    def code_digests(self) -> dict[str, str]:
-        arguments = [each for each in self.arguments if not each.startswith(_QUEUE_OPTIONS)]
-        return super(SlurmHosts, self.model_copy(update={"arguments": arguments})).code_digests
-
-    @property
-    def capacity(self) -> int:
-        return self.nodes * self.workers_per_node
-
-    @property
-    def num_hosts(self) -> int:
-        return self.nodes
-
-    @property
-    def num_gpus(self) -> int:
-        return self.gpus_per_node
-
-
-_OWN_FOLDERS = ("/", "/tmp", "/work")  # noqa: S108
-
-
-class FolderVolume(Section):
-    """A folder of the container engine's host that the containers see."""
-
-    folder: str = Field(pattern=r"^/")
-    """The folder on the daemon's host."""
-    mount: str = Field(pattern=r"^/")
-    """The path of the folder in the containers. For a storage root, that on Airflow's host."""
-    read_only: bool = False
-    """Whether the containers can't write to it."""
-
-
-class ContainerHosts(Resources, Hosts):
-    """Containers of a Docker daemon, one for each job. A gang runs inside that of its train job.
-
-    Containers run with a read-only root file system, without capabilities, and as the image's user,
-    which must not be root. They share no folder with Airflow unless `volumes` names one.
-    """
-
-    launcher: Literal["container"]
-    image: str = config_field(..., selects_program=True, min_length=1)
-    """The image. It must have this project's code and packages (`docker/jobs.Dockerfile`)."""
-    daemon: _DaemonAddress | None = None
-    """The daemon's address, such as `tcp://gpu-1.example:2376`. Null is the one that DOCKER_HOST
-    names, or the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
-    docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """The Docker network of the containers, from which they must reach the store. Null is Docker's
-    default network."""
-    pull: Literal["missing", "never"] = "missing"
-    """Whether the daemon pulls an image that it does not have."""
-    volumes: list[FolderVolume] = config_field([], selects_program=True)
-
-    @model_validator(mode="after")
-    def _validate_network_and_volumes(self) -> ContainerHosts:
-        if self.docker_network == "none":
-            raise ValueError(
-                "docker_network must be a network from which the store can be reached, got none"
-            )
-        for volume in self.volumes:
-            if volume.mount in _OWN_FOLDERS:
-                raise ValueError(
-                    f"volumes must not be mounted at {volume.mount}, which each container has of "
-                    "its own"
-                )
-        return self
-
-    def validate_gang(self, train: Train, location: str) -> None:
-        """Refuses a gang: a daemon has one machine, and one container can have all of its cores and
-        GPUs.
-        """
+def find_section(launcher: str) -> type[Hosts]:
+    """Returns the section of a launcher. Raises ConfigError if its package can't be used."""
+    target = _CATALOGUE.get(launcher) or _find_entry_points()[launcher]
+    module, _, name = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
         raise ConfigError(
-            f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "
-            f"training with its whole gang in one container. Write runs_on: {train.hosts} in the "
-            "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
+            f"launcher {launcher}: its entry point {target} ({ENTRY_POINTS}) can't be imported: "
+            f"{type(error).__name__}: {error}. Correct or remove the package that has it."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Hosts)):
+        raise ConfigError(
+            f"launcher {launcher}: its entry point {target} ({ENTRY_POINTS}) must be a class that "
+            "derives from pipeline_ops.places.place.PlaceSection"
         )
-
-    def find_folder_problem(self, folder: Path) -> str:
-        cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
-        covering = [
-            volume
-            for volume in self.volumes
-            if folder.is_relative_to(volume.mount) and not volume.read_only
-        ]
-        if not covering:
-            return f"which is not seen there. {_describe_volume_cure(cure)}"
-        volume = max(covering, key=lambda each: len(each.mount))
-        address, mount = self.daemon or os.environ.get("DOCKER_HOST") or "unix://", volume.mount
-        # A daemon around the container of this process may see a folder that is missing here.
-        if (
-            address.startswith("unix://")
-            and os.path.exists(volume.folder)
-            and not (os.path.exists(mount) and os.path.samefile(volume.folder, mount))
-        ):
-            return (
-                f"and a container has another folder there: {volume.folder}. "
-                f"{_describe_volume_cure(cure)}"
-            )
-        return ""
+    return found
 
 
-def _describe_volume_cure(form: str) -> str:
-    return (
-        f"Use a URI such as s3://bucket/folder, or write {form} into the hosts file, which "
-        "mounts it at the same path"
-    )
+def _is_known(launcher: str) -> bool:
+    return launcher in _CATALOGUE or launcher in _find_entry_points()
 
 
-class Volume(Section):
-    """A persistent volume claim that all pods share."""
-
-    claim: _ObjectName
-    """The name of the claim."""
-    mount: str = Field(pattern=r"^/")
-    """The path of the volume in the pods. For a storage root, that on Airflow's host."""
-
-
-_OWN_POD_FIELDS = ("containers", "initContainers", "volumes", "restartPolicy")
-
-
-class KubernetesHosts(Resources, Hosts):
-    """Pods, which are created for a job or a gang and deleted after it."""
-
-    launcher: Literal["kubernetes"]
-    image: str = config_field(..., selects_program=True, min_length=1)
-    """The container image. It must have this project's code and packages
-    (`docker/jobs.Dockerfile`). For `runs_on` it ends with its digest, `@sha256:...`."""
-    pods: int = Field(1, ge=1, le=1024)
-    """Number of hosts for a gang."""
-    workers_per_pod: int = Field(1, ge=1, le=64)
-    """Number of workers that a pod can take."""
-    namespace: _Namespace = "default"
-    """The namespace of the pods."""
-    volumes: list[Volume] = config_field([], selects_program=True)
-    cpu: Cpu | None = "1"
-    memory: Memory | None = "4Gi"
-    secret: _ObjectName | None = None
-    """A Secret whose entries become variables of the pods, such as the access to a bucket. With
-    a `secret` or a service account, Airflow's own credentials are not sent, so one of them must
-    have the access."""
-    pod: dict[str, Any] = {}
-    """A part of Kubernetes' PodSpec, such as `nodeSelector`, `tolerations`, `priorityClassName`,
-    `imagePullSecrets` or `serviceAccountName`. It is merged into the specification of the pods, and
-    may not have `containers`, `initContainers`, `volumes` or `restartPolicy`. A training with
-    `runs_on` needs a service account that may create its gang's pods. Without one, pods have no
-    token."""
-    queue_timeout_seconds: int = Field(3600, ge=1)
-    """Time to wait until the pods run before the task is tried again."""
-    context: str | None = None
-    """The context in the kubeconfig file. Null is the current one, or the cluster around the
-    process."""
-
-    @field_validator("pod")
-    @classmethod
-    def _validate_pod(cls, pod: dict[str, Any]) -> dict[str, Any]:
-        if refused := [name for name in _OWN_POD_FIELDS if name in pod]:
-            raise ValueError(
-                f"must not set {', '.join(refused)}, which Trainyard writes. The keys image, "
-                "environment, cpu, memory, gpus and volumes describe the container"
-            )
-        return pod
-
-    @property
-    def service_account(self) -> str | None:
-        return self.pod.get("serviceAccountName")
-
-    @property
-    def capacity(self) -> int:
-        return self.pods * self.workers_per_pod
-
-    @property
-    def num_hosts(self) -> int:
-        return self.pods
-
-    @property
-    def image_digest(self) -> str | None:
-        """The digest that the image ends with, `sha256:...`, or None."""
-        found = _DIGEST.search(self.image)
-        return found[1] if found else None
-
-    @property
-    def image_name(self) -> str:
-        """The image without its tag and its digest."""
-        return re.sub(r"(:[^/@]*)?(@.*)?$", "", self.image, count=1)
-
-    def find_folder_problem(self, folder: Path) -> str:
-        if any(folder.is_relative_to(volume.mount) for volume in self.volumes):
-            return ""
-        cure = f"volumes: [{{claim: NAME, mount: {folder}}}]"
-        return f"which is not seen there. {_describe_volume_cure(cure)}"
-
-
-class LocalHosts(Hosts):
-    """This machine, with settings of its own."""
-
-    launcher: Literal["local"]
-    workers: int = Field(1024, ge=1, le=1024)
-    """Number of workers that it can take."""
-    cores: int | None = Field(None, ge=1)
-    """Number of cores that its workers share. Null is all of its cores."""
-
-    @property
-    def capacity(self) -> int:
-        return self.workers
-
-
-class SshHost(Section):
-    """One machine that is reached by ssh."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The name for ssh, such as a `Host` of its configuration, and in messages."""
-    address: str | None = None
-    """The address for the other hosts of a gang, for example in a faster network. Null is the
-    name."""
-    workers: int = Field(1, ge=1, le=256)
-    """Number of a gang's workers that it can take."""
-    cores: int | None = Field(None, ge=1)
-    """Number of cores that a gang's workers share there. Null is all of its cores."""
-
-
-class SshHosts(Hosts):
-    """Machines that are reached by ssh, without a password and with known host keys."""
-
-    launcher: Literal["ssh"]
-    hosts: list[SshHost] = Field(min_length=1)
-    config_file: str | None = config_field(None, selects_program=True)
-    """An ssh_config file in the place of the user's own, with `User`, `Port`, `IdentityFile`,
-    `UserKnownHostsFile` or `ProxyJump`. It should set `ConnectTimeout`, which is 5 seconds without
-    such a file. A host whose key is not known is refused in any case."""
-
-    @model_validator(mode="after")
-    def _validate_names(self) -> SshHosts:
-        names = [host.name for host in self.hosts]
-        duplicates = sorted({name for name in names if names.count(name) > 1})
-        if duplicates:
-            raise ValueError(f"hosts must have different names, got {', '.join(duplicates)} twice")
-        return self
-
-    @property
-    def capacity(self) -> int:
-        return sum(host.workers for host in self.hosts)
-
-    @property
-    def num_hosts(self) -> int:
-        return len(self.hosts)
-
-
-class TfConfigHosts(Hosts):
-    """Machines on which a cluster manager starts a worker each, with TF_CONFIG."""
-
-    launcher: Literal["tf_config"]
-    workers: int = Field(ge=1, le=1024)
-    """The number of workers in TF_CONFIG, with its chief."""
-    queue_timeout_seconds: int = Field(3600, ge=1)
-    """Time to wait until all workers have joined before the task is tried again."""
-
-    @model_validator(mode="after")
-    def _validate_keys(self) -> TfConfigHosts:
-        names = ("python", "code", "environment", "first_port")
-        if given := [name for name in names if getattr(self, name)]:
-            raise ValueError(
-                f"must not set {', '.join(given)}, which the cluster manager decides: it starts "
-                "the workers"
-            )
-        return self
-
-    @property
-    def capacity(self) -> int:
-        return self.workers
-
-    @property
-    def num_hosts(self) -> int:
-        return self.workers
-
-    def validate_gang(self, train: Train, location: str) -> None:
-        if train.strategy == "parameter_server":
-            raise ConfigError(
-                f"{location}: train.hosts: {train.hosts} has launcher: tf_config, whose workers "
-                "train together, and train.strategy is parameter_server. Write strategy: "
-                "multi_worker_mirrored, or name hosts with another launcher"
-            )
-        super().validate_gang(train, location)
-
-
-LAUNCHERS: Mapping[str, type[Hosts]] = {
-    "local": LocalHosts,
-    "ssh": SshHosts,
-    "container": ContainerHosts,
-    "slurm": SlurmHosts,
-    "kubernetes": KubernetesHosts,
-    "tf_config": TfConfigHosts,
-}
-_OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
+@functools.cache  # reads the metadata of all installed packages
+def _find_entry_points() -> dict[str, str]:
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {each.name: each.value for each in found}
 
 
 def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
@@ -578,15 +210,20 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         raise ConfigError(f"{key}: there is no {file}; {hint}")
     text = ConfigText.read(file)
     launcher = text.values.get("launcher")
-    model = LAUNCHERS.get(launcher) if isinstance(launcher, str) else None
-    if model is None:
+    if not isinstance(launcher, str) or not _is_known(launcher):
         where, name = text.locate(["launcher"]), str(launcher)
         rule = "required, but not given" if launcher is None else f"unknown name {launcher!r}"
-        hint = suggest_name(_OTHER_NAMES.get(name, name), LAUNCHERS)
+        hint = suggest_name(_OTHER_NAMES.get(name, name), list_launchers())
         raise ConfigError(f"{where}: launcher: {rule}; {hint}")
-    return validate_section(model, text)
+    return validate_section(find_section(launcher), text)
 
 
 def parse_hosts(values: Mapping[str, Any]) -> Hosts:
-    """Returns the hosts in a request."""
-    return LAUNCHERS[values["launcher"]].model_validate(values)
+    """Returns the hosts in a request. Raises ConfigError if this host lacks their launcher."""
+    launcher = values["launcher"]
+    if not _is_known(launcher):
+        raise ConfigError(
+            f"launcher {launcher} is not installed in {sys.executable}, and the hosts of this job "
+            f"need it. Install the package with its entry point ({ENTRY_POINTS}) there, too."
+        )
+    return find_section(launcher).model_validate(values)

@@ -33,7 +33,7 @@ from pipeline_ops.config.fields import (
     get_value,
     validate_per_run,
 )
-from pipeline_ops.config.hosts import Hosts, KubernetesHosts, load_hosts
+from pipeline_ops.config.hosts import Hosts, load_hosts
 from pipeline_ops.config.notify import NotifierConfig
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.reading import ConfigText
@@ -357,37 +357,11 @@ def _find_job_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Itera
             f"{task}.python is for the host of the Airflow worker. "
             f"Write `python` into hosts/{section.runs_on}.yaml instead."
         )
-    if hosts.launcher == "local":
-        yield (
-            f"hosts/{section.runs_on}.yaml describes the host of the Airflow worker, where jobs "
-            f"run anyway. Remove runs_on, and set {task}.python if another interpreter is needed."
-        )
-    if hosts.launcher == "tf_config":
-        yield (
-            f"hosts/{section.runs_on}.yaml has the workers of a gang that joins, on which no job "
-            f"can be started. Name it in train.hosts, and remove {task}.runs_on."
-        )
-    if isinstance(hosts, KubernetesHosts) and hosts.image_digest is None:
-        yield (
-            f"the image {hosts.image} has no digest, and another image of that name would give "
-            f"another result. Write image: {hosts.image_name}@sha256:... with 64 digits into "
-            f"hosts/{section.runs_on}.yaml. `docker push IMAGE && docker inspect --format "
-            "'{{index .RepoDigests 0}}' IMAGE` prints it."
-        )
+    yield from hosts.find_job_problems(task, f"hosts/{section.runs_on}.yaml", config.hosts)
     if task != "train":
         return
     train, gang = config.train, config.hosts
-    if (
-        isinstance(hosts, KubernetesHosts)
-        and isinstance(gang, KubernetesHosts)
-        and not (hosts.service_account or gang.context)
-    ):
-        yield (
-            "the job of the training creates the pods of its gang, and has no account for it. "
-            "Write pod: {serviceAccountName: trainyard-supervisor} (docker/kubernetes/rbac.yaml) "
-            f"into hosts/{train.runs_on}.yaml."
-        )
-    is_gang_here = gang is None or gang.launcher == "local"
+    is_gang_here = gang is None or gang.is_this_host
     num_needed = train.effective_max_workers * train.devices_per_worker
     if is_gang_here and train.strategy != "tpu" and 0 < hosts.num_gpus < num_needed:
         yield (

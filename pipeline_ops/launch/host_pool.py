@@ -37,8 +37,7 @@ from pipeline_ops.launch.agent import (
     get_pipes,
     send_message,
 )
-from pipeline_ops.launch.launchers import Launcher
-from pipeline_ops.launch.plan import Host
+from pipeline_ops.places.launcher import Host, Launcher
 from pipeline_ops.storage.local_files import write_atomically
 
 _POLL_SECONDS = 0.2

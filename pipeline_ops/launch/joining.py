@@ -32,29 +32,20 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline_ops.contract.gang_protocol import AGENT_MODULE, Message
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.agent import get_pipes
+from pipeline_ops.places.tf_config import Joined
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_root
 
-MODULE = "pipeline_ops.launch.joining"
 PROBLEM = "problem.json"
 """The file with the reason why a process can't join."""
 _POLL_SECONDS, _TELL_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0
 _CHUNK_BYTES = 1 << 16
 _ADDRESS = re.compile(r"[^\s:/]+:[0-9]{1,5}")
-
-
-class Joined(Message):
-    """A worker that has joined."""
-
-    host: str
-    addresses: list[str] = []
-    """The addresses of all workers, `host:port`, in order."""
-    problem: str = ""
 
 
 class ClusterPlace(NamedTuple):

@@ -24,32 +24,7 @@ from pipeline_ops.contract.gang_protocol import (
 )
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError
-
-
-class Host(BaseModel):
-    """A host in a plan: its address for the other hosts, and its capacity."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    address: str
-    workers: int
-    cores: int = 0
-    """0: as many as the host reports."""
-    gpus: tuple[str, ...] = ()
-    """The devices that its processes share, as CUDA_VISIBLE_DEVICES names them."""
-    ports: tuple[int, int] | None = None
-    """The first and the last port that it may use. None: the range of the hosts file."""
-    local_attempt: str = ""
-    """Its folder of the attempt, if it shares only a bucket with the launcher."""
-    local_work: str = ""
-    """Its folder of checkpoints, if it shares only a bucket with the launcher."""
-
-    def get_attempt(self, shared: Attempt[Any]) -> Attempt[Any]:
-        return Attempt(Path(self.local_attempt)) if self.local_attempt else shared
-
-    def get_work(self, shared: Path) -> Path:
-        return Path(self.local_work) if self.local_work else shared
+from pipeline_ops.places.launcher import Host
 
 
 class LaunchPlan(BaseModel):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline_ops.config.hosts import Hosts, LocalHosts, parse_hosts
+from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.dataset import DatasetFigures
@@ -49,8 +49,9 @@ from pipeline_ops.job.runner import Job, run_job
 from pipeline_ops.job.workspace import REQUEST_VARIABLE
 from pipeline_ops.launch.gang import Gang, StopRequest
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import make_launcher
-from pipeline_ops.launch.plan import Host, LaunchPlan, get_status_path
+from pipeline_ops.launch.plan import LaunchPlan, get_status_path
+from pipeline_ops.places.launcher import Host
+from pipeline_ops.places.open_place import as_section
 from pipeline_ops.places.place import collect_store_environment, read_hosts_variable
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import empty_folder, open_folder, read_json
@@ -190,13 +191,13 @@ def open_host_pool(job: Job, config: Train) -> HostPool:
         environment=build_host_environment(job, hosts),
         isolation=choose_isolation(config, hosts),
     )
-    return HostPool(make_launcher(hosts, job), spec, config.start_timeout_seconds)
+    return HostPool(as_section(hosts).make_launcher(job), spec, config.start_timeout_seconds)
 
 
 def build_host_environment(job: Job, hosts: Hosts) -> dict[str, str]:
     """Returns the secret variables of the gang. Processes on this host inherit the others."""
     own = read_hosts_variable(os.environ)
-    if job.stored_attempt is None or isinstance(hosts, LocalHosts):
+    if job.stored_attempt is None or hosts.is_this_host:
         return own
     digest = {name: os.environ[name] for name in (REQUEST_VARIABLE,) if name in os.environ}
     return collect_store_environment(os.environ) | digest | own

@@ -12,7 +12,6 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.job.job_code import digest_code
 from pipeline_ops.job.workspace import REQUEST_VARIABLE
 from pipeline_ops.orchestration.job_handle import JobHandle
-from pipeline_ops.places.local import LocalPlace
 from pipeline_ops.places.place import JobLaunch, Place
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan
@@ -30,7 +29,7 @@ def prepare_job(
     attempt = layout.attempt(plan.request.run_id, record_name, f"attempt-{uuid.uuid4().hex[:8]}")
     request = plan.request.model_copy(update={"reason": plan.reason})
     handle = JobHandle(attempt, place)
-    if not isinstance(handle.place, LocalPlace):
+    if not handle.place.is_this_host:
         request = request.model_copy(update={"code_digest": digest_code()})
     write_request(attempt, request)
     handle.request_digest = compute_request_digest(request)

@@ -40,7 +40,6 @@ from pipeline_ops.orchestration.task_run import (
     pull_manifests,
 )
 from pipeline_ops.orchestration.trigger import JobTrigger
-from pipeline_ops.places.local import LocalPlace
 from pipeline_ops.places.open_place import open_place
 from pipeline_ops.places.place import Place
 from pipeline_ops.places.source_download import download_source
@@ -192,7 +191,7 @@ class JobOperator(BaseOperator):
 
     def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
         deadline = time.monotonic() + self.defer_after_seconds
-        log_offset = None if isinstance(handle.place, LocalPlace) else 0
+        log_offset = None if handle.place.is_this_host else 0
         progress = ProgressLog(handle.attempt, log_offset=log_offset)
         while (status := handle.read_outcome()) is None and time.monotonic() < deadline:
             progress.write_due_lines(self.log.info)

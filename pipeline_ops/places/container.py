@@ -19,9 +19,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pipeline_ops.config.hosts import SSH_DAEMON, ContainerHosts
+from pydantic import Field, model_validator
+
+from pipeline_ops.config.fields import Section, config_field
+from pipeline_ops.config.train import Train
 from pipeline_ops.contract.cancellation import GRACE_SECONDS, read_cancellation_reason
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
@@ -31,10 +35,12 @@ from pipeline_ops.places.place import (
     JobLaunch,
     JobState,
     Place,
+    PlaceSection,
     build_init_command,
     collect_store_environment,
     name_job,
 )
+from pipeline_ops.places.resources import Resources, describe_volume_cure, match_pattern
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 
@@ -466,3 +472,101 @@ class ContainerPlace(Place):
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The image's id, which stands for the versions of all packages in it."""
         return {IMAGE: self._daemon.ensure_image(self._hosts)}
+
+
+SSH_DAEMON = (
+    "Forward the socket of a daemon behind ssh (`ssh -N -L /run/gpu-1.sock:/var/run/docker.sock "
+    "user@gpu-1`), and name it: unix:///run/gpu-1.sock"
+)
+_DaemonAddress = Annotated[
+    str,
+    match_pattern(
+        "(unix|tcp|https?)://.+",
+        f"an address that begins with unix://, tcp:// or https://. {SSH_DAEMON}",
+    ),
+]
+_OWN_FOLDERS = ("/", "/tmp", "/work")  # noqa: S108
+
+
+class FolderVolume(Section):
+    """A folder of the container engine's host that the containers see."""
+
+    folder: str = Field(pattern=r"^/")
+    """The folder on the daemon's host."""
+    mount: str = Field(pattern=r"^/")
+    """The path of the folder in the containers. For a storage root, that on Airflow's host."""
+    read_only: bool = False
+    """Whether the containers can't write to it."""
+
+
+class ContainerHosts(Resources, PlaceSection):
+    """Containers of a Docker daemon, one for each job. A gang runs inside that of its train job.
+
+    Containers run with a read-only root file system, without capabilities, and as the image's user,
+    which must not be root. They share no folder with Airflow unless `volumes` names one.
+    """
+
+    has_image = True
+
+    launcher: Literal["container"]
+    image: str = config_field(..., selects_program=True, min_length=1)
+    """The image. It must have this project's code and packages (`docker/jobs.Dockerfile`)."""
+    daemon: _DaemonAddress | None = None
+    """The daemon's address, such as `tcp://gpu-1.example:2376`. Null is the one that DOCKER_HOST
+    names, or the local one. For TLS, DOCKER_CERT_PATH names the folder of the certificates."""
+    docker_network: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """The Docker network of the containers, from which they must reach the store. Null is Docker's
+    default network."""
+    pull: Literal["missing", "never"] = "missing"
+    """Whether the daemon pulls an image that it does not have."""
+    volumes: list[FolderVolume] = config_field([], selects_program=True)
+
+    @model_validator(mode="after")
+    def _validate_network_and_volumes(self) -> ContainerHosts:
+        if self.docker_network == "none":
+            raise ValueError(
+                "docker_network must be a network from which the store can be reached, got none"
+            )
+        for volume in self.volumes:
+            if volume.mount in _OWN_FOLDERS:
+                raise ValueError(
+                    f"volumes must not be mounted at {volume.mount}, which each container has of "
+                    "its own"
+                )
+        return self
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        """Refuses a gang: a daemon has one machine, and one container can have all of its cores and
+        GPUs.
+        """
+        raise ConfigError(
+            f"{location}: train.hosts: {train.hosts} is a Docker daemon, which runs the job of a "
+            f"training with its whole gang in one container. Write runs_on: {train.hosts} in the "
+            "place of hosts, or name hosts with launcher ssh, slurm or kubernetes"
+        )
+
+    def find_folder_problem(self, folder: Path) -> str:
+        cure = f"volumes: [{{folder: {folder}, mount: {folder}}}]"
+        covering = [
+            volume
+            for volume in self.volumes
+            if folder.is_relative_to(volume.mount) and not volume.read_only
+        ]
+        if not covering:
+            return f"which is not seen there. {describe_volume_cure(cure)}"
+        volume = max(covering, key=lambda each: len(each.mount))
+        address, mount = self.daemon or os.environ.get("DOCKER_HOST") or "unix://", volume.mount
+        # A daemon around the container of this process may see a folder that is missing here.
+        if (
+            address.startswith("unix://")
+            and os.path.exists(volume.folder)
+            and not (os.path.exists(mount) and os.path.samefile(volume.folder, mount))
+        ):
+            return (
+                f"and a container has another folder there: {volume.folder}. "
+                f"{describe_volume_cure(cure)}"
+            )
+        return ""
+
+    def open_place(self) -> ContainerPlace:
+        return ContainerPlace(self)

@@ -25,31 +25,51 @@ import email.utils
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from pipeline_ops.config.hosts import KubernetesHosts
+from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.contract.cancellation import GRACE_SECONDS
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, MachineError, TrainyardError
+from pipeline_ops.job.runner import Job
 from pipeline_ops.places.kubernetes_manifest import (
     INSTANCE_LABEL,
     RESUMED,
+    build_gang,
     build_job,
     build_secret,
     select_secret_values,
     set_owner,
 )
-from pipeline_ops.places.kubernetes_state import find_warning, to_job_state
-from pipeline_ops.places.place import JobLaunch, JobState, Place, name_job
+from pipeline_ops.places.kubernetes_settings import KubernetesSettings
+from pipeline_ops.places.kubernetes_state import (
+    find_warning,
+    may_replace_pods,
+    to_job_state,
+    to_pod_state,
+)
+from pipeline_ops.places.launcher import Host, Launcher, log_failed_release, wait_until
+from pipeline_ops.places.place import (
+    OWN_NAMES,
+    JobLaunch,
+    JobState,
+    Place,
+    build_python_command,
+    name_job,
+)
 from pipeline_ops.places.pod_exec import (
     CONTAINER,
     RBAC_FILE,
+    build_exec_command,
     get_auth_headers,
     open_configuration,
     read_message,
 )
+from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
@@ -65,6 +85,14 @@ _PATHS: Mapping[Kind, str] = {
     "events": "api/v1/namespaces/{}/events",
     "reviews": "apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
 }
+_HOLDER_MODULE = "pipeline_ops.places.allocation_holder"
+_KEEP_PODS_SECONDS = 300
+_KINDS: Mapping[str, Kind] = {
+    "Job": "jobs",
+    "Service": "services",
+    "NetworkPolicy": "networkpolicies",
+}
+_INDEX = "batch.kubernetes.io/job-completion-index"
 _METHODS = {"create": "POST", "get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 _STRICT = {"fieldValidation": "Strict"}
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
@@ -264,7 +292,7 @@ _TAIL_LINES, _TAIL_BYTES = 40, 2000
 class KubernetesPlace(Place):
     """See `Place`."""
 
-    def __init__(self, hosts: KubernetesHosts):
+    def __init__(self, hosts: KubernetesSettings):
         self._hosts = hosts
         self._client = KubernetesClient(hosts.namespace, hosts.context)
         self.queue_seconds = hosts.queue_timeout_seconds
@@ -362,3 +390,141 @@ def is_running(pod: dict[str, Any]) -> bool:
     """Returns whether a pod runs, and was not asked to end."""
     is_deleted = "deletionTimestamp" in pod["metadata"]
     return pod.get("status", {}).get("phase") == "Running" and not is_deleted
+
+
+class KubernetesLauncher(Launcher):
+    """Pods of an Indexed Job: created for a gang, reached through `pod_exec.py`, then deleted.
+
+    A headless Service gives each pod a name of its own, so a restarted pod has its old address.
+    `allocation_holder.py` holds the pods and does nothing else. Agents are started in them, as on
+    any other host.
+
+    All objects are named `name` with the number of the allocation. `name` must be unique among live
+    jobs. `run` identifies the agents. The cluster ends the pods after `deadline_seconds` at most.
+    """
+
+    def __init__(self, hosts: KubernetesSettings, name: str, run: str, deadline_seconds: int):
+        self._hosts, self._base_name, self._run = hosts, name, run
+        self._deadline_seconds = deadline_seconds
+        self._num_allocations, self._name = 0, ""
+        self._client = KubernetesClient(hosts.namespace, hosts.context)
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        hosts, client = self._hosts, self._client
+        if self._num_allocations == 0:
+            client.check_rights(GANG_RIGHTS)
+        self._num_allocations += 1
+        name = self._name = f"{self._base_name}-{self._num_allocations}"
+        try:
+            manifest, *others = build_manifests(hosts, name, self._run, self._deadline_seconds)
+            job = client.create("jobs", manifest) or client.read("jobs", name)
+            if job is None:
+                raise MachineError(f"the Job {name} was deleted during its creation")
+            for other in others:
+                client.create(_KINDS[other["kind"]], set_owner(other, job))
+            self._wait_for_pods(check)
+        except BaseException:
+            self.release()
+            raise
+        return [
+            Host(
+                name=f"{name}-{index}",
+                address=f"{name}-{index}.{name}.{hosts.namespace}.svc",
+                workers=hosts.workers_per_pod,
+            )
+            for index in range(hosts.pods)
+        ]
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        # A restarted pod has another name, with the same index.
+        name = host.name
+        for pod in filter(is_running, self._client.list_pods(self._name)):
+            metadata = pod["metadata"]
+            if host.name == f"{self._name}-{metadata['annotations'][_INDEX]}":
+                name = metadata["name"]
+        command = build_python_command(self._hosts, AGENT_MODULE, agent.run)
+        return build_exec_command(self._hosts.namespace, self._hosts.context, name, command)
+
+    def is_intact(self) -> bool:
+        """Returns whether the Job still replaces lost pods.
+
+        It does not after the success of a pod, which follows a long time without an agent.
+        """
+        job = self._client.read("jobs", self._name) if self._name else None
+        return job is not None and may_replace_pods(job)
+
+    def release(self) -> None:
+        if self._name:
+            with log_failed_release(f"the pods of {self._name} were", _KEEP_PODS_SECONDS):
+                for kind in _KINDS.values():
+                    self._client.delete(kind, self._name)
+            self._name = ""
+
+    def _wait_for_pods(self, check: Callable[[], None]) -> None:
+        timeout_seconds = self._hosts.queue_timeout_seconds
+        if not wait_until(self._are_all_running, check, timeout_seconds):
+            pods, wanted = self._client.list_pods(self._name), self._hosts.pods
+            states = {to_pod_state(pod, self._client.server_time).message for pod in pods}
+            cause = "; ".join(sorted(filter(None, states))) or "Kubernetes has created none"
+            raise MachineError(
+                f"{sum(map(is_running, pods))} of {wanted} pods of the Job {self._name} run after "
+                f"{timeout_seconds} s (queue_timeout_seconds in the hosts file). {cause}"
+            )
+
+    def _are_all_running(self) -> bool:
+        """Returns whether all pods run. Raises ConfigError if one of them can never run."""
+        pods = self._client.list_pods(self._name)
+        for pod in pods:
+            state = to_pod_state(pod, self._client.server_time)
+            if state.phase == "ended" and not state.exit_code.is_retried:
+                raise ConfigError(f"the pod {pod['metadata']['name']}: {state.message}")
+        return sum(map(is_running, pods)) >= self._hosts.pods
+
+
+def build_manifests(
+    hosts: KubernetesSettings, name: str, run: str, deadline_seconds: int
+) -> list[dict[str, Any]]:
+    """The objects of a gang, which own its pods."""
+    command = build_python_command(hosts, _HOLDER_MODULE, run, str(_KEEP_PODS_SECONDS))
+    return build_gang(hosts, name, command, deadline_seconds)
+
+
+class KubernetesHosts(KubernetesSettings):
+    """Pods, which are created for a job or a gang and deleted after it."""
+
+    def open_place(self) -> KubernetesPlace:
+        return KubernetesPlace(self)
+
+    def make_launcher(self, job: Job) -> KubernetesLauncher:
+        # A DNS name, and unique among the objects of the cluster.
+        pipeline, run = job.request.pipeline.replace("_", "-")[:30], str(job.attempt.folder)
+        name = f"{OWN_NAMES}{pipeline}-{compute_digest(run)[:8]}"
+        return KubernetesLauncher(self, name, run, job.request.deadline_seconds)
+
+    def list_hosts(self) -> list[Host]:
+        names = [f"pod-{number}" for number in range(self.pods)]
+        return [Host(name=n, address=n, workers=self.workers_per_pod) for n in names]
+
+    def describe_gang(self, pipeline: str, run: Path, deadline_seconds: int) -> Iterator[str]:
+        name = f"{OWN_NAMES}{pipeline}".replace("_", "-")
+        items = build_manifests(self, name, str(run), deadline_seconds)
+        yield json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
+
+    def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
+        if self.image_digest is None:
+            yield (
+                f"the image {self.image} has no digest, and another image of that name would give "
+                f"another result. Write image: {self.image_name}@sha256:... with 64 digits into "
+                f"{file}. `docker push IMAGE && docker inspect --format "
+                "'{{index .RepoDigests 0}}' IMAGE` prints it."
+            )
+        if (
+            task == "train"
+            and isinstance(gang, KubernetesHosts)
+            and not (self.service_account or gang.context)
+        ):
+            yield (
+                "the job of the training creates the pods of its gang, and has no account for it. "
+                "Write pod: {serviceAccountName: trainyard-supervisor} "
+                f"(docker/kubernetes/rbac.yaml) into {file}."
+            )

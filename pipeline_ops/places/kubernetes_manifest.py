@@ -11,7 +11,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline_ops.config.hosts import KubernetesHosts
+from pipeline_ops.places.kubernetes_settings import KubernetesSettings
 from pipeline_ops.places.place import (
     CREDENTIALS,
     JobLaunch,
@@ -49,7 +49,7 @@ _FOLDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 _ENVIRONMENT = {"HOME": "/work", "TMPDIR": "/tmp", "TRAINYARD_LOCAL_FOLDER": "/work/local"}  # noqa: S108
 
 
-def build_job(hosts: KubernetesHosts, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
+def build_job(hosts: KubernetesSettings, launch: JobLaunch, has_secret: bool) -> dict[str, Any]:
     """Builds the Job of one process, with one pod, which is never replaced.
 
     With `has_secret`, the Job is suspended until `RESUMED` is applied.
@@ -109,7 +109,7 @@ def build_secret(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def select_secret_values(
-    hosts: KubernetesHosts, launch: Mapping[str, str], environment: Mapping[str, str]
+    hosts: KubernetesSettings, launch: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of a job's own Secret: the access to the store, and those of the hosts file.
 
@@ -123,7 +123,7 @@ def select_secret_values(
 
 
 def build_gang(
-    hosts: KubernetesHosts, name: str, command: Sequence[str], deadline_seconds: int
+    hosts: KubernetesSettings, name: str, command: Sequence[str], deadline_seconds: int
 ) -> list[dict[str, Any]]:
     """Builds the Job of a gang's pods, and the Service and the NetworkPolicy that it will own.
 
@@ -186,7 +186,7 @@ def build_labels(name: str, component: str) -> dict[str, str]:
 
 
 def build_pod_spec(
-    hosts: KubernetesHosts, command: Sequence[str], secrets: Sequence[str]
+    hosts: KubernetesSettings, command: Sequence[str], secrets: Sequence[str]
 ) -> dict[str, Any]:
     """Builds the specification of a pod with one container.
 
@@ -232,7 +232,7 @@ def _omit_credentials(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _build_container(
-    hosts: KubernetesHosts, command: Sequence[str], secrets: Sequence[str]
+    hosts: KubernetesSettings, command: Sequence[str], secrets: Sequence[str]
 ) -> dict[str, Any]:
     variables = _ENVIRONMENT | build_python_environment(hosts)
     given = hosts.environment  # from the Secret of a job, or from the launcher of a gang

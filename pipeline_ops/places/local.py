@@ -9,18 +9,26 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from pydantic import Field
+
+from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.contract.cancellation import GRACE_SECONDS
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import DataError
+from pipeline_ops.job.runner import Job
 from pipeline_ops.job.workspace import make_local_folder, ship_leftovers
+from pipeline_ops.places.launcher import Host, Launcher
 from pipeline_ops.places.place import (
     JobLaunch,
     JobState,
     Place,
+    PlaceSection,
     build_job_environment,
     read_tail,
 )
@@ -45,6 +53,7 @@ _BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "places" / "bridge"
 class LocalPlace(Place):
     """See `Place`. `python` is the interpreter of the job; None for that of the caller."""
 
+    is_this_host = True
     check_seconds = 0.0
 
     def __init__(self, python: Path | None = None):
@@ -162,3 +171,46 @@ def build_bridge_environment(environment: Mapping[str, str]) -> dict[str, str]:
             filter(None, [str(_BRIDGE_FOLDER), environment.get("PYTHONPATH")])
         )
     }
+
+
+class LocalLauncher(Launcher):
+    """This machine as the only host. At most `workers` share its `cores`, 0 for all cores.
+
+    Its agent is in the job's process group, so a signal to the job reaches the gang, too.
+    """
+
+    def __init__(self, workers: int = 1024, cores: int = 0):
+        self._host = Host(name="localhost", address="127.0.0.1", workers=workers, cores=cores)
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        return [self._host]
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        return [sys.executable, "-m", AGENT_MODULE, agent.run]
+
+
+class LocalHosts(PlaceSection):
+    """This machine, with settings of its own."""
+
+    is_this_host = True
+    launcher: Literal["local"]
+    workers: int = Field(1024, ge=1, le=1024)
+    """Number of workers that it can take."""
+    cores: int | None = Field(None, ge=1)
+    """Number of cores that its workers share. Null is all of its cores."""
+
+    @property
+    def capacity(self) -> int:
+        return self.workers
+
+    def make_launcher(self, job: Job) -> LocalLauncher:
+        return LocalLauncher(self.workers, self.cores or 0)
+
+    def list_hosts(self) -> list[Host]:
+        return LocalLauncher(self.workers, self.cores or 0).allocate(lambda: None)
+
+    def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
+        yield (
+            f"{file} describes the host of the Airflow worker, where jobs run anyway. Remove "
+            f"runs_on, and set {task}.python if another interpreter is needed."
+        )

@@ -1,16 +1,14 @@
-"""Opens the place where a task's job runs, by the pipeline's config.
-
-The libraries of a place are imported only if a config names such a place.
-"""
+"""Opens the place of a task's job, and the launcher of a gang, by the pipeline's config."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts, SlurmHosts, SshHosts
+from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.places.local import LocalPlace
-from pipeline_ops.places.place import Place
+from pipeline_ops.places.place import Place, PlaceSection
 
 
 def open_place(config: PipelineConfig, job: str) -> Place:
@@ -23,24 +21,14 @@ def make_place(hosts: Hosts | None, python: Path | None = None) -> Place:
 
     Without one, this host, with the interpreter `python`.
     """
-    match hosts:
-        case None:
-            return LocalPlace(python)
-        case SshHosts():
-            from pipeline_ops.places.ssh import SshPlace
+    return LocalPlace(python) if hosts is None else as_section(hosts).open_place()
 
-            return SshPlace(hosts)
-        case SlurmHosts():
-            from pipeline_ops.places.slurm import SlurmPlace
 
-            return SlurmPlace(hosts)
-        case ContainerHosts():
-            from pipeline_ops.places.container import ContainerPlace
-
-            return ContainerPlace(hosts)
-        case KubernetesHosts():
-            from pipeline_ops.places.kubernetes import KubernetesPlace
-
-            return KubernetesPlace(hosts)
-        case _:
-            raise TypeError(f"unknown place: {hosts}")
+def as_section(hosts: Hosts) -> PlaceSection:
+    """Returns the hosts. Raises ConfigError if the class of their launcher is not a place's."""
+    if not isinstance(hosts, PlaceSection):
+        raise ConfigError(
+            f"launcher {hosts.launcher}: {type(hosts).__module__}.{type(hosts).__name__} must "
+            "derive from pipeline_ops.places.place.PlaceSection"
+        )
+    return hosts

@@ -14,12 +14,15 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
-from pipeline_ops.config.hosts import ContainerHosts, Hosts, KubernetesHosts
+from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.config.train import Train
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
+from pipeline_ops.job.runner import Job
+from pipeline_ops.places.launcher import Host, Launcher
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
@@ -72,6 +75,9 @@ class Place(Protocol):
     refuses because of its settings. It then says what to change.
     """
 
+    is_this_host: bool = False
+    """Whether its jobs share this host's files and code."""
+
     check_seconds: float = 5.0
     """How often it may be asked about a job."""
 
@@ -103,6 +109,54 @@ class Place(Protocol):
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions of packages, or the digest of the image, for the fingerprint."""
+
+
+class PlaceSection(Hosts):
+    """A kind of place: the keys of its hosts files, and what follows from them.
+
+    A place that runs jobs overrides `open_place`, and one that has hosts for a gang `capacity`,
+    `make_launcher` and `list_hosts`.
+    """
+
+    has_image: ClassVar[bool] = False
+    """Whether Python and this project are in an image."""
+
+    def open_place(self) -> Place:
+        """The place where jobs run. Libraries that only it needs are imported here."""
+        raise NotImplementedError
+
+    def make_launcher(self, job: Job) -> Launcher:
+        """What allocates the hosts of a gang, for a train job."""
+        raise NotImplementedError
+
+    def list_hosts(self) -> list[Host]:
+        """All hosts that a gang may get. Those that a cluster will allocate have made-up names."""
+        raise NotImplementedError
+
+    def describe_gang(self, pipeline: str, run: Path, deadline_seconds: int) -> Iterator[str]:
+        """Yields what a cluster is asked for the hosts of a gang, for `trainyard explain`.
+
+        Args:
+          pipeline: the name of the pipeline.
+          run: the folder of the attempt.
+          deadline_seconds: the time after which the cluster ends them.
+        """
+        yield from ()
+
+    def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
+        if type(self).open_place is PlaceSection.open_place:
+            yield (
+                f"{file} has launcher: {self.launcher}, with which no job can be started. Name it "
+                f"in train.hosts, and remove {task}.runs_on."
+            )
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        if type(self).make_launcher is PlaceSection.make_launcher:
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} has launcher: {self.launcher}, which runs "
+                f"jobs and has no hosts for a gang. Write runs_on: {train.hosts} instead"
+            )
+        super().validate_gang(train, location)
 
 
 def name_job(attempt: Attempt[StorePath]) -> str:
@@ -170,29 +224,24 @@ def read_hosts_variable(environment: Mapping[str, str]) -> dict[str, str]:
 INIT_MODULE = "pipeline_ops.places.init_process"
 
 
-def build_init_command(hosts: Hosts, launch: JobLaunch) -> list[str]:
+def build_init_command(hosts: PlaceSection, launch: JobLaunch) -> list[str]:
     """The command of the first process of a job on a host."""
     return build_python_command(hosts, INIT_MODULE, launch.module, str(launch.attempt.request))
 
 
-def build_python_command(hosts: Hosts, module: str, *arguments: str) -> list[str]:
+def build_python_command(hosts: PlaceSection, module: str, *arguments: str) -> list[str]:
     """The command that runs a module of this project on a host."""
     variables = build_python_environment(hosts)
     return [
         "env",
         *(f"{name}={value}" for name, value in variables.items()),
-        *(hosts.python or ("python" if _has_image(hosts) else sys.executable), "-m", module),
+        *(hosts.python or ("python" if hosts.has_image else sys.executable), "-m", module),
         *arguments,
     ]
 
 
-def build_python_environment(hosts: Hosts) -> dict[str, str]:
+def build_python_environment(hosts: PlaceSection) -> dict[str, str]:
     """The variables with which Python finds this project on a host."""
-    if _has_image(hosts):
+    if hosts.has_image:
         return JOB_PYTHON | ({"PYTHONPATH": hosts.code} if hosts.code else {})
     return JOB_PYTHON | {"PYTHONPATH": hosts.code or str(CODE_ROOT)}
-
-
-def _has_image(hosts: Hosts) -> bool:
-    """Returns whether Python and this project are in an image."""
-    return isinstance(hosts, ContainerHosts | KubernetesHosts)

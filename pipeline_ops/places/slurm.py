@@ -1,4 +1,4 @@
-"""Slurm: a job is a batch job of one node. The commands that gangs use as well are here, too.
+"""Slurm: a job is a batch job of one node, and the hosts of a gang are the nodes of another one.
 
 The name of the batch job follows from the attempt, so a job is found by its name. Slurm never
 starts it again by itself (`--no-requeue`): Airflow's next try does.
@@ -12,29 +12,40 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pipeline_ops.config.hosts import SlurmHosts
+from pydantic import Field
+
+from pipeline_ops.config.fields import config_field
 from pipeline_ops.contract.cancellation import GRACE_SECONDS
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
-from pipeline_ops.errors import ConfigError, ExitCode, MachineError
+from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
+from pipeline_ops.job.runner import Job
+from pipeline_ops.places.launcher import Host, Launcher, log_failed_release, wait_until
 from pipeline_ops.places.place import (
     OWN_NAMES,
     JobLaunch,
     JobState,
     Place,
+    PlaceSection,
     build_init_command,
     build_job_environment,
+    build_python_command,
     name_job,
     read_tail,
 )
+from pipeline_ops.places.resources import match_pattern
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 from pipeline_ops.user_code.interpreter import read_versions
 
+_HOLDER_MODULE = "pipeline_ops.places.allocation_holder"
+_KEEP_NODES_SECONDS = 60
+"""A Slurm job without agents ends after this time."""
 WAITING = ("PENDING", "CONFIGURING")
 UNKNOWN_JOB = "Invalid job id"
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -217,3 +228,167 @@ def run_slurm(
     raise MachineError(
         f"{' '.join(argv[:3])}: {error_message or f'exit status {result.returncode}'}"
     )
+
+
+_SlurmMemory = Annotated[
+    str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
+]
+_QUEUE_OPTIONS = ("--partition=", "--account=", "--time=")
+
+
+class SlurmHosts(PlaceSection):
+    """Nodes that Slurm allocates for the training and takes back after it."""
+
+    launcher: Literal["slurm"]
+    nodes: int = Field(ge=1, le=1024)
+    """Number of hosts for a gang."""
+    min_nodes: int | None = Field(None, ge=1, le=1024)
+    """The smallest number of nodes to start with if there are no more. Null is all of `nodes`."""
+    workers_per_node: int = Field(1, ge=1, le=256)
+    """Number of workers that a node can take."""
+    cores_per_node: int | None = Field(None, ge=1)
+    """Number of cores. Null is whole nodes."""
+    memory_per_node: _SlurmMemory | None = None
+    """Memory in the format of sbatch, such as `16G`. Null is the default of the partition."""
+    gpus_per_node: int = Field(0, ge=0, le=64)
+    """Number of GPUs."""
+    arguments: list[str] = config_field([], selects_program=True)
+    """Further options of sbatch, such as `--partition=gpu`, `--time=2-00:00:00` or
+    `--gres=gpu:4`. `--partition`, `--account` and `--time` are not in the fingerprint."""
+    queue_timeout_seconds: int = Field(24 * 3600, ge=1)
+    """Time to wait in the queue before the task is tried again."""
+
+    @property
+    def code_digests(self) -> dict[str, str]:
+        arguments = [each for each in self.arguments if not each.startswith(_QUEUE_OPTIONS)]
+        return super(SlurmHosts, self.model_copy(update={"arguments": arguments})).code_digests
+
+    @property
+    def capacity(self) -> int:
+        return self.nodes * self.workers_per_node
+
+    @property
+    def num_hosts(self) -> int:
+        return self.nodes
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus_per_node
+
+    def open_place(self) -> SlurmPlace:
+        return SlurmPlace(self)
+
+    def make_launcher(self, job: Job) -> SlurmLauncher:
+        return SlurmLauncher(self, job)
+
+    def list_hosts(self) -> list[Host]:
+        names = [f"node-{number}" for number in range(1, self.nodes + 1)]
+        cores = self.cores_per_node or 0
+        return [Host(name=n, address=n, workers=self.workers_per_node, cores=cores) for n in names]
+
+    def describe_gang(self, pipeline: str, run: Path, deadline_seconds: int) -> Iterator[str]:
+        log = run / _OUTPUT
+        yield " ".join(build_sbatch_command(self, f"{OWN_NAMES}{pipeline}", log, count_nodes(self)))
+        yield build_batch_script(self, run).strip()
+
+
+class SlurmLauncher(Launcher):
+    """Nodes that Slurm allocates: one batch job holds them, and one step per node runs its agent.
+
+    We build the cluster ourselves, from the node list in Slurm's own order: TensorFlow's resolver
+    sorts names as text, so that n10 comes before n2. Agents report the exits of processes, and srun
+    does not, because it reports the exit of a peer as its own.
+
+    The output of the batch job goes to the folder of the attempt if the nodes see it.
+    """
+
+    def __init__(self, hosts: SlurmHosts, job: Job):
+        self._hosts, self._run = hosts, job.attempt.folder
+        self._name = f"trainyard-{job.request.pipeline}"
+        self._log = Path(os.devnull) if job.stored_attempt else self._run / "slurm.log"
+        self._job: str | None = None
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        self._job = run_slurm(
+            *build_sbatch_command(self._hosts, self._name, self._log, count_nodes(self._hosts)),
+            text=build_batch_script(self._hosts, self._run),
+        ).partition(";")[0]
+        try:
+            self._wait_for_nodes(check)
+            addresses = {
+                node: parse_node_address(run_slurm("scontrol", "show", "node", "--oneliner", node))
+                for node in run_slurm("scontrol", "show", "hostnames", self._query("%N")).split()
+            }
+        except TrainyardError:
+            self.release()
+            raise
+        return [
+            Host(
+                name=node,
+                address=address or node,
+                workers=self._hosts.workers_per_node,
+                cores=self._hosts.cores_per_node or 0,
+            )
+            for node, address in addresses.items()
+        ]
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        return [
+            "srun",
+            f"--jobid={self._job}",
+            f"--nodelist={host.name}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--overlap",
+            "--cpu-bind=none",
+            "--mpi=none",
+            "--quiet",
+            *build_python_command(self._hosts, AGENT_MODULE, agent.run),
+        ]
+
+    def is_intact(self) -> bool:
+        return self._job is not None and self._read_state() == "RUNNING"
+
+    def release(self) -> None:
+        if self._job is not None:
+            with log_failed_release(f"the Slurm job {self._job} was", _KEEP_NODES_SECONDS):
+                run_slurm("scancel", "--quiet", self._job, ignored_error=UNKNOWN_JOB)
+            self._job = None
+
+    def _wait_for_nodes(self, check: Callable[[], None]) -> None:
+        timeout_seconds = self._hosts.queue_timeout_seconds
+        if not wait_until(lambda: self._read_state() not in WAITING, check, timeout_seconds):
+            raise MachineError(
+                f"Slurm has not started the job {self._name} within {timeout_seconds} s "
+                f"(queue_timeout_seconds in the hosts file): {self._query('%R')}"
+            )
+        if (state := self._read_state()) != "RUNNING":
+            raise MachineError(
+                f"the Slurm job {self._job} ({self._name}) ended as {state or 'unknown'} before it "
+                f"was used. Its output is {self._log}"
+            )
+
+    def _read_state(self) -> str:
+        """The state of the Slurm job, or an empty string for a job that Slurm has forgotten."""
+        return self._query("%T", "--states=all", ignored_error=UNKNOWN_JOB)
+
+    def _query(self, field: str, *options: str, ignored_error: str = "") -> str:
+        arguments = ["--noheader", f"--jobs={self._job}", f"--format={field}", *options]
+        return run_slurm("squeue", *arguments, ignored_error=ignored_error)
+
+
+def count_nodes(hosts: SlurmHosts) -> str:
+    """The number of nodes for sbatch, or its range as `MIN-MAX`."""
+    return f"{hosts.min_nodes}-{hosts.nodes}" if hosts.min_nodes else str(hosts.nodes)
+
+
+def build_batch_script(hosts: SlurmHosts, run: Path) -> str:
+    """The script of the batch job. All words are quoted: a path may have any character."""
+    holder = build_python_command(hosts, _HOLDER_MODULE, str(run), str(_KEEP_NODES_SECONDS))
+    return f"#!/bin/sh\nexec {shlex.join(holder)}\n"
+
+
+def parse_node_address(node: str) -> str | None:
+    """The address in the output of `scontrol show node`."""
+    match = re.search(r"\bNodeAddr=(\S+)", node)
+    return match and match[1]

@@ -1,4 +1,4 @@
-"""Hosts over ssh: jobs there, and the ssh command that reaches them, which gangs use as well.
+"""Hosts over ssh: jobs there, and agents of gangs.
 
 ssh never asks a person: a key that needs a passphrase or an unknown host is an error that names the
 host. A job outlives the connection that has started it, and shares only the store with Airflow.
@@ -11,16 +11,21 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from pipeline_ops.config.hosts import SshHosts
+from pipeline_ops.config.fields import Section, config_field
+from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, MachineError, make_error
+from pipeline_ops.job.runner import Job
+from pipeline_ops.places.launcher import Host, Launcher
 from pipeline_ops.places.place import (
     JobLaunch,
     JobState,
     Place,
+    PlaceSection,
     build_python_command,
     collect_store_environment,
 )
@@ -209,3 +214,79 @@ def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str
     ]
     # Behind `--`, a name that begins with a hyphen is a name and not an option.
     return ["ssh", "-T", *options, "--", host, shlex.join(remote)]
+
+
+class SshHost(Section):
+    """One machine that is reached by ssh."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The name for ssh, such as a `Host` of its configuration, and in messages."""
+    address: str | None = None
+    """The address for the other hosts of a gang, for example in a faster network. Null is the
+    name."""
+    workers: int = Field(1, ge=1, le=256)
+    """Number of a gang's workers that it can take."""
+    cores: int | None = Field(None, ge=1)
+    """Number of cores that a gang's workers share there. Null is all of its cores."""
+
+
+class SshHosts(PlaceSection):
+    """Machines that are reached by ssh, without a password and with known host keys."""
+
+    launcher: Literal["ssh"]
+    hosts: list[SshHost] = Field(min_length=1)
+    config_file: str | None = config_field(None, selects_program=True)
+    """An ssh_config file in the place of the user's own, with `User`, `Port`, `IdentityFile`,
+    `UserKnownHostsFile` or `ProxyJump`. It should set `ConnectTimeout`, which is 5 seconds without
+    such a file. A host whose key is not known is refused in any case."""
+
+    @model_validator(mode="after")
+    def _validate_names(self) -> SshHosts:
+        names = [host.name for host in self.hosts]
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"hosts must have different names, got {', '.join(duplicates)} twice")
+        return self
+
+    @property
+    def capacity(self) -> int:
+        return sum(host.workers for host in self.hosts)
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.hosts)
+
+    def open_place(self) -> SshPlace:
+        return SshPlace(self)
+
+    def make_launcher(self, job: Job) -> SshLauncher:
+        return SshLauncher(self)
+
+    def list_hosts(self) -> list[Host]:
+        return [
+            Host(
+                name=host.name,
+                address=host.address or host.name,
+                workers=host.workers,
+                cores=host.cores or 0,
+            )
+            for host in self.hosts
+        ]
+
+
+class SshLauncher(Launcher):
+    """Hosts over ssh: one ssh process per host carries the pipe to its agent while the gang lives.
+
+    When this end dies, sshd closes the agent's input, which ends the gang there. When the network
+    is cut, both ends notice the silence.
+    """
+
+    def __init__(self, hosts: SshHosts):
+        self._hosts = hosts
+
+    def allocate(self, check: Callable[[], None]) -> list[Host]:
+        return self._hosts.list_hosts()
+
+    def build_command(self, host: Host, agent: AgentSpec) -> list[str]:
+        command = build_python_command(self._hosts, AGENT_MODULE, agent.run)
+        return build_ssh_command(self._hosts, host.name, command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline_ops.cli.commands.reference import render_reference
 from pipeline_ops.cli.main import main
 from pipeline_ops.config.fields import collect_fields
-from pipeline_ops.config.hosts import LAUNCHERS
+from pipeline_ops.config.hosts import find_section, list_launchers
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.planning.job_kinds import JOBS
@@ -46,8 +46,8 @@ def test_it_has_every_key_once_with_who_may_set_it(capsys):
 
 def test_it_has_the_keys_of_each_launcher_with_a_meaning():
     shared, *parts = render_reference().partition("### All launchers")[2].split("### `launcher: ")
-    assert [part.partition("`")[0] for part in parts] == list(LAUNCHERS)
-    for part, model in zip(parts, LAUNCHERS.values(), strict=True):
+    assert [part.partition("`")[0] for part in parts] == list_launchers()
+    for part, model in zip(parts, map(find_section, list_launchers()), strict=True):
         rows = {row[0].strip("|` "): row for row in read_rows(shared) + read_rows(part)}
         leaves = collect_fields(model)
         assert rows.keys() == leaves.keys()

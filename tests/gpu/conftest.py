@@ -17,7 +17,7 @@ from launch.running import make_agent_spec
 
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import LocalLauncher
+from pipeline_ops.places.local import LocalLauncher
 from pipeline_ops.system.gpus import find_gpu_problem, find_gpus, find_package_problem
 
 _DEVICE = os.environ.get("TRAINYARD_TEST_DEVICE")

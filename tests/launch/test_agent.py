@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from launch.running import Agent, command, environment, make_agent_spec, pids, wait_until
 
-from pipeline_ops.config.hosts import SshHosts
 from pipeline_ops.contract.gang_protocol import (
     AGENT_MODULE,
     FORK_SERVER,
@@ -26,11 +25,11 @@ from pipeline_ops.contract.gang_protocol import (
 )
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.agent import explain_kill, reserve_ports
-from pipeline_ops.launch.allocation_holder import hold_allocation
 from pipeline_ops.launch.host_pool import describe_incompatibility
-from pipeline_ops.launch.launchers import SshLauncher
-from pipeline_ops.launch.plan import Host
 from pipeline_ops.launch.train import build_lock_name
+from pipeline_ops.places.allocation_holder import hold_allocation
+from pipeline_ops.places.launcher import Host
+from pipeline_ops.places.ssh import SshHosts, SshLauncher
 
 REPORT = HostReport(
     python="3.11.2", versions={"keras": "3.15.1", "numpy": "2.1"}, code="abc", token="t", cores=2
@@ -219,7 +218,7 @@ def test_an_allocation_without_agents_lets_go_of_itself(tmp_path):
 
 def test_an_allocation_that_is_asked_to_end_has_failed(tmp_path):
     """Slurm and Kubernetes tell it from one that has no more use."""
-    command = [sys.executable, "-m", "pipeline_ops.launch.allocation_holder", str(tmp_path), "60"]
+    command = [sys.executable, "-m", "pipeline_ops.places.allocation_holder", str(tmp_path), "60"]
     saving = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); time.sleep(3)"
     agent = [sys.executable, "-c", saving, AGENT_MODULE, str(tmp_path)]
     with subprocess.Popen(command) as holder, subprocess.Popen(agent) as saver:

@@ -15,11 +15,10 @@ import pytest
 from launch.outcomes import assert_same, assert_went_on
 from launch.running import config_with_hosts, starting
 
-from pipeline_ops.config.hosts import TfConfigHosts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.joining import read_tf_config
-from pipeline_ops.launch.launchers import TfConfigLauncher
+from pipeline_ops.places.tf_config import TfConfigHosts, TfConfigLauncher
 
 HOSTS = {"launcher": "tf_config", "workers": 2, "network": "trusted", "environment": {}}
 OPTIONS = {

@@ -18,12 +18,11 @@ from gangs import run_gang
 from launch.on_bucket import bucket_jobs, upload_dataset
 from launch.running import QUICK, config_with_hosts, make_agent_spec, wait_until
 
-from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import KubernetesLauncher, build_manifests
+from pipeline_ops.places.kubernetes import KubernetesHosts, KubernetesLauncher, build_manifests
 
 HERE = {
     "launcher": "kubernetes",

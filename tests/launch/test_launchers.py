@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from launch.running import make_agent_spec
 
-from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.launch import launchers
 from pipeline_ops.launch.host_pool import HostPool
+from pipeline_ops.places.local import LocalLauncher
+from pipeline_ops.places.slurm import SlurmHosts, SlurmLauncher
 
 
 @pytest.mark.parametrize("broken", ["nothing", "hostnames", "node"])
@@ -38,7 +38,7 @@ def test_an_allocation_of_slurm_is_given_back_if_its_nodes_cannot_be_read(
         request=SimpleNamespace(pipeline="digits"),
         stored_attempt="",
     )
-    launcher = launchers.SlurmLauncher(SlurmHosts(launcher="slurm", nodes=1), job)
+    launcher = SlurmLauncher(SlurmHosts(launcher="slurm", nodes=1), job)
     if broken == "nothing":
         [host] = launcher.allocate(lambda: None)
         assert (host.name, host.address) == ("n1", "10.0.0.1")
@@ -51,7 +51,7 @@ def test_an_allocation_of_slurm_is_given_back_if_its_nodes_cannot_be_read(
     assert not launcher.is_intact()
 
 
-class SlowLauncher(launchers.LocalLauncher):
+class SlowLauncher(LocalLauncher):
     """A cluster whose API takes seconds to answer. It has this machine and hosts without an agent.
 
     Args:

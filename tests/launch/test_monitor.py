@@ -13,7 +13,8 @@ from pipeline_ops.contract.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.contract.request import Status
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.monitor import WorkerMonitor
-from pipeline_ops.launch.plan import Host, build_launch_plan, get_status_path
+from pipeline_ops.launch.plan import build_launch_plan, get_status_path
+from pipeline_ops.places.launcher import Host
 from pipeline_ops.storage.local_files import write_json
 
 HOSTS = [

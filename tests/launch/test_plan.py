@@ -8,12 +8,8 @@ import pytest
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.launch.plan import (
-    Host,
-    LaunchPlan,
-    build_launch_plan,
-    compute_gang_size,
-)
+from pipeline_ops.launch.plan import LaunchPlan, build_launch_plan, compute_gang_size
+from pipeline_ops.places.launcher import Host
 
 HERE = Host(name="here", address="127.0.0.1", workers=4, cores=8)
 THREE = [

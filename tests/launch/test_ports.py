@@ -18,7 +18,6 @@ from launch.running import Agent, RunningJob, make_agent_spec, starting, wait_un
 from listeners import ListenerMonitor
 
 from pipeline_ops.cli.commands.doctor import check_gang_ports
-from pipeline_ops.config.hosts import LocalHosts, SshHost, SshHosts
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, Event
@@ -26,6 +25,8 @@ from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.train import choose_isolation
+from pipeline_ops.places.local import LocalHosts
+from pipeline_ops.places.ssh import SshHost, SshHosts
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.system.host import OPEN_PORTS
 

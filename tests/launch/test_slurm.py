@@ -13,10 +13,15 @@ from launch.cluster import Cluster, why_not
 from launch.outcomes import assert_same, assert_went_on
 from launch.running import command, starting, wait_until
 
-from pipeline_ops.config.hosts import SlurmHosts
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.launch.launchers import build_batch_script, count_nodes, parse_node_address
-from pipeline_ops.places.slurm import SlurmPlace, build_sbatch_command
+from pipeline_ops.places.slurm import (
+    SlurmHosts,
+    SlurmPlace,
+    build_batch_script,
+    build_sbatch_command,
+    count_nodes,
+    parse_node_address,
+)
 
 
 def test_what_slurm_is_asked_for():
@@ -131,9 +136,9 @@ def test_a_killed_launcher_leaves_no_process_on_any_node_and_the_next_try_goes_o
     assert [
         survivor
         for survivor in job.survivors(10)
-        if "launch.allocation_holder" not in survivor and "slurm" not in survivor
+        if "places.allocation_holder" not in survivor and "slurm" not in survivor
     ] == []
-    [holder] = [pid for pid in job.all() if "launch.allocation_holder" in command(pid)]
+    [holder] = [pid for pid in job.all() if "places.allocation_holder" in command(pid)]
     os.kill(holder, signal.SIGTERM)  # it would release the nodes by itself a minute later
     wait_until(lambda: cluster.jobs() == [], explain=cluster.jobs)
     assert_went_on(undisturbed, job, start("second"))

@@ -10,10 +10,9 @@ import pytest
 from answering_server import answering_server
 from pydantic import ValidationError
 
-from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.places.container import ContainerPlace, Daemon, build_body
+from pipeline_ops.places.container import ContainerHosts, ContainerPlace, Daemon, build_body
 from pipeline_ops.places.place import INIT_MODULE, JobLaunch
 from pipeline_ops.storage.open_store import open_root
 

@@ -12,9 +12,9 @@ from engines.fetch import RUNNER
 from fake_kubernetes.rbac import Right, list_rights, read_roles
 from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
-from pipeline_ops.config.hosts import KubernetesHosts, load_hosts
+from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.contract.source_code import CODE_ROOT
-from pipeline_ops.places.kubernetes import GANG_RIGHTS
+from pipeline_ops.places.kubernetes import GANG_RIGHTS, KubernetesHosts
 from pipeline_ops.places.kubernetes_manifest import build_gang
 
 FOLDER = CODE_ROOT / "docker" / "kubernetes"

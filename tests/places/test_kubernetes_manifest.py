@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fake_kubernetes.validation import validate
 
-from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.contract.layout import Attempt
+from pipeline_ops.places.kubernetes import KubernetesHosts
 from pipeline_ops.places.kubernetes_manifest import (
     RESUMED,
     STARTED,

@@ -28,9 +28,8 @@ from typing import Any, Self
 import psutil
 from processes import is_running
 
-from pipeline_ops.config.hosts import ContainerHosts
 from pipeline_ops.contract.layout import Attempt
-from pipeline_ops.places.container import ContainerPlace
+from pipeline_ops.places.container import ContainerHosts, ContainerPlace
 from pipeline_ops.places.place import name_job
 from pipeline_ops.storage.store_path import StorePath
 from pipeline_ops.system.locks import exclusive_lock

@@ -14,7 +14,7 @@ from manifests import list_again
 from pipeline_ops.contract.dataset import KEY, LABEL
 from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import LocalLauncher
+from pipeline_ops.places.local import LocalLauncher
 
 BROKEN_KEY = "120"
 

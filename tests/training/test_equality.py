@@ -21,7 +21,7 @@ from launch.running import make_agent_spec
 
 from pipeline_ops.contract.gang_protocol import TRAINED, format_worker_digest_name
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import LocalLauncher
+from pipeline_ops.places.local import LocalLauncher
 from pipeline_ops.training.weight_files import read_arrays
 
 STEPS = 20

@@ -42,7 +42,7 @@ from pipeline_ops.errors import ConfigError, DataError, ExitCode
 from pipeline_ops.job.runner import Job
 from pipeline_ops.launch import train as train_job
 from pipeline_ops.launch.host_pool import HostPool
-from pipeline_ops.launch.launchers import LocalLauncher
+from pipeline_ops.places.local import LocalLauncher
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.registry.registry import Registry

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.config.hosts import Hosts, SlurmHosts, SshHosts, parse_hosts
+from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig, load_config
 from pipeline_ops.contract.layout import work_folder
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
@@ -33,8 +33,9 @@ from pipeline_ops.job.workspace import find_jobs_folder
 from pipeline_ops.launch.train import choose_isolation
 from pipeline_ops.places.open_place import make_place
 from pipeline_ops.places.remote_host import HostRequest, HostResponse
+from pipeline_ops.places.slurm import SlurmHosts
 from pipeline_ops.places.source_download import is_to_be_downloaded
-from pipeline_ops.places.ssh import SshPlace, build_ssh_command
+from pipeline_ops.places.ssh import SshHosts, SshPlace, build_ssh_command
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job

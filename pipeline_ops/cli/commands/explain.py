@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline_ops.cli.arguments import (
     Commands,
@@ -22,14 +21,6 @@ from pipeline_ops.cli.arguments import (
     parse_overrides,
 )
 from pipeline_ops.config.evaluate import Approval
-from pipeline_ops.config.hosts import (
-    Hosts,
-    KubernetesHosts,
-    LocalHosts,
-    SlurmHosts,
-    SshHosts,
-    TfConfigHosts,
-)
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.contract.layout import Attempt, Layout
 from pipeline_ops.contract.manifest import read_manifest
@@ -46,9 +37,6 @@ from pipeline_ops.planning.trials import (
     read_trial_result,
 )
 from pipeline_ops.storage.open_store import open_near
-
-if TYPE_CHECKING:
-    from pipeline_ops.launch.plan import Host
 
 _PLACEHOLDER_RUN_ID = "explain"  # the run id takes no part in a fingerprint
 
@@ -184,9 +172,9 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
     Without `train.hosts`, the gang is where its task is. All hosts are taken to be available, and
     values that a host determines itself, its ports and its number of cores, are named.
     """
-    from pipeline_ops.launch.launchers import build_batch_script, build_manifests, count_nodes
     from pipeline_ops.launch.plan import build_launch_plan
-    from pipeline_ops.places.slurm import build_sbatch_command
+    from pipeline_ops.places.local import LocalLauncher
+    from pipeline_ops.places.open_place import as_section
 
     places = [
         f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"
@@ -195,7 +183,8 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
     ]
     if places:
         yield "\n".join(["task        runs on", *places])
-    hosts, gang = config.hosts, _allocate_hosts(config.hosts)
+    hosts = as_section(config.hosts) if config.hosts else None
+    gang = hosts.list_hosts() if hosts else LocalLauncher().allocate(lambda: None)
     attempt: Attempt = Attempt(Layout(config.root, config.pipeline).attempts("RUN", "train"))
     plan = build_launch_plan(config.train, gang, attempt, Path("WORK"))
     if plan.needs_ports:
@@ -203,34 +192,6 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
         ports = (itertools.count(first) if first else itertools.repeat(0) for _ in gang)
         plan = plan.with_ports(dict(zip((host.name for host in gang), ports, strict=True)))
     yield "\n".join(filter(None, [str(plan), config.train.batch_description]))
-    name, folder = f"trainyard-{config.pipeline}", attempt.folder
-    if isinstance(hosts, SlurmHosts):
-        log = folder / "slurm.log"
-        yield " ".join(build_sbatch_command(hosts, name, log, count_nodes(hosts)))
-        yield build_batch_script(hosts, folder).strip()
-    elif isinstance(hosts, KubernetesHosts):
-        name, timeout_seconds = name.replace("_", "-"), config.train.timeout_seconds
-        items = build_manifests(hosts, name, str(folder), timeout_seconds)
-        yield json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
-
-
-def _allocate_hosts(hosts: Hosts | None) -> list[Host]:
-    """Makes names for the hosts that a cluster would allocate."""
-    from pipeline_ops.launch.launchers import LocalLauncher, SshLauncher
-    from pipeline_ops.launch.plan import Host
-
-    match hosts:
-        case SlurmHosts(nodes=nodes, workers_per_node=workers, cores_per_node=cores):
-            names = [f"node-{number}" for number in range(1, nodes + 1)]
-            return [Host(name=n, address=n, workers=workers, cores=cores or 0) for n in names]
-        case KubernetesHosts(pods=pods, workers_per_pod=workers):
-            names = [f"pod-{number}" for number in range(pods)]
-            return [Host(name=n, address=n, workers=workers) for n in names]
-        case TfConfigHosts(workers=workers):
-            names = [f"worker-{number}" for number in range(workers)]
-            return [Host(name=n, address=n, workers=1) for n in names]
-        case SshHosts():
-            return SshLauncher(hosts).allocate(lambda: None)
-        case LocalHosts(workers=workers, cores=cores):
-            return LocalLauncher(workers, cores or 0).allocate(lambda: None)
-    return LocalLauncher().allocate(lambda: None)
+    if hosts:
+        run, deadline_seconds = Path(str(attempt.folder)), config.train.timeout_seconds
+        yield from hosts.describe_gang(config.pipeline, run, deadline_seconds)

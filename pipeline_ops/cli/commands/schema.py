@@ -14,7 +14,7 @@ from typing import Any
 from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.commands.reference import get_docstring
 from pipeline_ops.config.fields import JsonSchema
-from pipeline_ops.config.hosts import LAUNCHERS
+from pipeline_ops.config.hosts import find_section, list_launchers
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import make_stage_schema
 from pipeline_ops.config.schema import DIALECT, make_schemas, make_switch, refer_to
@@ -66,8 +66,9 @@ def render_schema() -> str:
 
 def render_hosts_schema() -> str:
     """Renders the schema of a hosts file."""
-    names, definitions = make_schemas(LAUNCHERS.values())
-    kinds = dict(zip(LAUNCHERS, map(refer_to, names), strict=True))
+    launchers = list_launchers()
+    names, definitions = make_schemas(map(find_section, launchers))
+    kinds = dict(zip(launchers, map(refer_to, names), strict=True))
     texts = [definitions[name]["description"] for name in names]
     return _render(make_switch("launcher", kinds, texts), definitions)
 

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from pipeline_ops.config.hosts import KubernetesHosts
 from pipeline_ops.contract.source_code import CODE_ROOT
+from pipeline_ops.places.kubernetes import KubernetesHosts
 
 SUPPORT = Path(__file__).resolve().parents[1]
 IMAGE = f"registry.example/trainyard-jobs@sha256:{'0' * 64}"

@@ -1,8 +1,8 @@
 """Holds an allocated node or pod while an agent runs on it, then exits.
 
-    python -m pipeline_ops.launch.allocation_holder RUN SECONDS
+    python -m pipeline_ops.places.allocation_holder RUN SECONDS
 
-It is the main process of a Slurm batch job or of a pod, which `launchers.py` creates. A killed
+It is the main process of a Slurm batch job or of a pod, which a launcher creates. A killed
 launcher cannot release its hosts. Its agents exit by themselves, and this process exits once it has
 seen no agent for SECONDS. It forwards SIGTERM to the agents, because the other processes of a pod
 do not get it, and waits while their workers save their state. It then fails, because Kubernetes

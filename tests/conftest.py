@@ -38,6 +38,7 @@ pytest_plugins = [
     "object_servers.fixtures",
     "engines.fixtures",
     "images",
+    "outside_place",
     "real_kubernetes.fixtures",
 ]
 

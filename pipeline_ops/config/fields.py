@@ -190,19 +190,12 @@ class TaskSection(Section):
     half a minute or more, later ones after minutes, so that a slow restart of Airflow does not use
     them up. Errors in the config or the data are never retried."""
 
-    python: str | None = fixed_field(
-        None, SELECTS_A_PROGRAM, is_operational=True, min_length=1, is_advanced=True
-    )
-    """The interpreter that runs this task's job, such as `/opt/tensorflow/bin/python`. It needs the
-    packages of the job. It does not need Airflow. The versions that are installed there are part of
-    the fingerprint. Null is Airflow's own interpreter."""
-
     runs_on: str | None = fixed_field(
         None, SELECTS_A_PROGRAM, is_operational=True, min_length=1, is_advanced=True
     )
     """A file in the folder `hosts/` next to the pipeline's YAML, without `.yaml`. It says where
-    this task's job runs: on a host over ssh, in a container, in a pod, or in a Slurm job. Null is
-    the host of the Airflow worker."""
+    this task's job runs: with another interpreter, on a host over ssh, in a container, in a pod, or
+    in a Slurm job. Null is the host and the interpreter of the Airflow worker."""
 
     pool: str | None = fixed_field(
         None, READ_WITH_THE_DAG, is_operational=True, min_length=1, is_advanced=True

@@ -54,7 +54,8 @@ class Hosts(Section):
     """The kind of hosts."""
     python: str | None = config_field(None, selects_program=True)
     """The interpreter on the hosts. Null is the same path as on this machine, and in an image its
-    `python`."""
+    `python`. With launcher `local`, the interpreter of a job instead of Airflow's: it needs the
+    packages of the job, and no Airflow."""
     code: str | None = config_field(None, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
     Null is the same path as on this machine, and in an image the installed package."""
@@ -157,12 +158,12 @@ class Hosts(Section):
 
 def list_launchers() -> list[str]:
     """The names of all launchers: ours, and those of installed packages."""
-    return [*_CATALOGUE, *sorted(_find_entry_points().keys() - _CATALOGUE)]
+    return [*_CATALOGUE, *sorted(find_entry_points().keys() - _CATALOGUE)]
 
 
 def find_section(launcher: str) -> type[Hosts]:
     """Returns the section of a launcher. Raises ConfigError if its package can't be used."""
-    target = _CATALOGUE.get(launcher) or _find_entry_points()[launcher]
+    target = _CATALOGUE.get(launcher) or find_entry_points()[launcher]
     module, _, name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -180,11 +181,12 @@ def find_section(launcher: str) -> type[Hosts]:
 
 
 def _is_known(launcher: str) -> bool:
-    return launcher in _CATALOGUE or launcher in _find_entry_points()
+    return launcher in _CATALOGUE or launcher in find_entry_points()
 
 
 @functools.cache  # reads the metadata of all installed packages
-def _find_entry_points() -> dict[str, str]:
+def find_entry_points() -> dict[str, str]:
+    """The classes of installed packages, as `module:class` by launcher."""
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {each.name: each.value for each in found}
 

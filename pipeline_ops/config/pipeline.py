@@ -266,13 +266,9 @@ class PipelineConfig(Section):
         return open_near(self.root, self.registry_uri)
 
     def resolve_interpreter(self, job: str) -> Path | None:
-        """The Python of a task's job, absolute, or None for the interpreter of the caller.
-
-        A link is not followed, because a virtual environment is found by it.
-        """
-        python = getattr(self, job).python
-        path = python and os.path.abspath(self.file.parent / Path(python).expanduser())
-        return Path(path) if path else None
+        """The Python of a task's job on this host, or None for the interpreter of the caller."""
+        hosts = self.find_job_hosts(job)
+        return Path(hosts.python) if hosts and hosts.is_this_host and hosts.python else None
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> PipelineConfig:
         """Returns this config with other values by dotted key. Raises ConfigError.
@@ -351,13 +347,8 @@ def _find_place_problems(config: PipelineConfig) -> Iterator[tuple[str, str, str
 
 
 def _find_job_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Iterator[str]:
-    section = getattr(config, task)
-    if section.python is not None:
-        yield (
-            f"{task}.python is for the host of the Airflow worker. "
-            f"Write `python` into hosts/{section.runs_on}.yaml instead."
-        )
-    yield from hosts.find_job_problems(task, f"hosts/{section.runs_on}.yaml", config.hosts)
+    file = f"hosts/{getattr(config, task).runs_on}.yaml"
+    yield from hosts.find_job_problems(task, file, config.hosts)
     if task != "train":
         return
     train, gang = config.train, config.hosts
@@ -368,7 +359,7 @@ def _find_job_problems(config: PipelineConfig, task: str, hosts: Hosts) -> Itera
             f"the gang runs in the job, which has {hosts.num_gpus} GPUs, and train.workers "
             f"({train.effective_max_workers}) x train.devices_per_worker "
             f"({train.devices_per_worker}) is {num_needed}. Ask for {num_needed} GPUs in "
-            f"hosts/{train.runs_on}.yaml, or lower one of the two."
+            f"{file}, or lower one of the two."
         )
 
 

@@ -86,7 +86,8 @@ class StageTrials(BaseModel):
 
 def plan_training(config: PipelineConfig, python: str) -> PlannedTraining:
     """The training of a config. `python` is the interpreter if the config names none."""
-    is_elsewhere = bool(config.train.runs_on or config.preprocess.runs_on)
+    places = map(config.find_job_hosts, ("preprocess", "train"))
+    is_elsewhere = any(place and not place.is_this_host for place in places)
     folder, weights = config.file.parent, config.initial_weights
     has_weights = weights and not (is_elsewhere or is_remote(weights.path))
     return PlannedTraining(
@@ -151,7 +152,9 @@ def check_training(
     if missing := response.get("missing"):
         if not training.has_hosts:
             raise _make_located_error(
-                training, f"train.python: {missing}. Set it to an interpreter that has it."
+                training,
+                f"train: {missing}. Name a hosts file with an interpreter that has it in "
+                "train.runs_on.",
             )
         _log.warning("the model is checked on the hosts and not here: %s", missing)
     elif remark := response.get("remark"):

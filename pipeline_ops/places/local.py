@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pipeline_ops.config.hosts import Hosts
+from pipeline_ops.config.train import Train
 from pipeline_ops.contract.cancellation import GRACE_SECONDS
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.source_code import CODE_ROOT
-from pipeline_ops.errors import DataError
+from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.job.runner import Job
 from pipeline_ops.job.workspace import make_local_folder, ship_leftovers
 from pipeline_ops.places.launcher import Host, Launcher
@@ -51,30 +51,34 @@ _BRIDGE_FOLDER = CODE_ROOT / "pipeline_ops" / "places" / "bridge"
 
 
 class LocalPlace(Place):
-    """See `Place`. `python` is the interpreter of the job; None for that of the caller."""
+    """See `Place`.
+
+    Args:
+      python: the interpreter of jobs. None is that of the caller. A link is not followed, because a
+        virtual environment is found by it.
+      environment: variables of jobs.
+    """
 
     is_this_host = True
     check_seconds = 0.0
 
-    def __init__(self, python: Path | None = None):
-        self._python = python
+    def __init__(self, python: Path | None = None, environment: Mapping[str, str] | None = None):
+        self._python, self._environment = python, environment or {}
 
     def start(self, launch: JobLaunch) -> None:
         """Starts the job. Its working directory is not a folder to which others can write."""
-        attempt = launch.attempt
-        argv = [
-            str(self._python or sys.executable),
-            "-m",
-            launch.module,
-            "--request",
-            str(attempt.request),
-        ]
+        attempt, argv = launch.attempt, self.build_command(launch)
         environment = build_job_environment(os.environ)
-        environment |= launch.environment
+        environment |= {**launch.environment, **self._environment}
         if self._python:
             environment |= build_bridge_environment(environment)
         log = make_local_folder(attempt.folder) / attempt.log.name
         start_once(attempt, attempt.process, log, argv, environment)
+
+    def build_command(self, launch: JobLaunch) -> list[str]:
+        """The command of a job. Its first process is the parent of all others, or becomes them."""
+        python = str(self._python or sys.executable)
+        return [python, "-m", launch.module, "--request", str(launch.attempt.request)]
 
     def find(self, attempt: Attempt[StorePath]) -> JobState:
         """The state of a job. For a process on another host, only its status is visible here."""
@@ -190,7 +194,8 @@ class LocalLauncher(Launcher):
 
 
 class LocalHosts(PlaceSection):
-    """This machine, with settings of its own."""
+    """This machine, with an interpreter or an environment of its own for jobs, or with fewer
+    workers or cores for a gang."""
 
     is_this_host = True
     launcher: Literal["local"]
@@ -203,14 +208,40 @@ class LocalHosts(PlaceSection):
     def capacity(self) -> int:
         return self.workers
 
+    @property
+    def code_digests(self) -> dict[str, str]:
+        """Without `python`, because the versions that it has are in the fingerprint."""
+        return super(LocalHosts, self.model_copy(update={"python": None})).code_digests
+
+    @field_validator("python")
+    @classmethod
+    def _validate_python(cls, python: str | None) -> str | None:
+        path = python and os.path.expanduser(python)
+        if path and not os.path.isabs(path):
+            raise ValueError(f"must be an absolute path, or begin with ~/, got {python!r}")
+        return path
+
+    @field_validator("code")
+    @classmethod
+    def _validate_code(cls, code: str | None) -> str | None:
+        if code is not None:
+            raise ValueError("is for other hosts: a job here runs this copy of the code. Remove it")
+        return code
+
+    def validate_gang(self, train: Train, location: str) -> None:
+        if self.python:
+            raise ConfigError(
+                f"{location}: train.hosts: {train.hosts} has `python`, which is for jobs: a gang "
+                "on this machine has the interpreter of its supervisor. "
+                f"Write train.runs_on: {train.hosts} instead"
+            )
+        super().validate_gang(train, location)
+
+    def open_place(self) -> LocalPlace:
+        return LocalPlace(Path(self.python) if self.python else None, self.environment)
+
     def make_launcher(self, job: Job) -> LocalLauncher:
         return LocalLauncher(self.workers, self.cores or 0)
 
     def list_hosts(self) -> list[Host]:
         return LocalLauncher(self.workers, self.cores or 0).allocate(lambda: None)
-
-    def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
-        yield (
-            f"{file} describes the host of the Airflow worker, where jobs run anyway. Remove "
-            f"runs_on, and set {task}.python if another interpreter is needed."
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pipeline_ops.config.hosts import Hosts
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError
@@ -13,15 +11,12 @@ from pipeline_ops.places.place import Place, PlaceSection
 
 def open_place(config: PipelineConfig, job: str) -> Place:
     """The place of a task's job."""
-    return make_place(config.find_job_hosts(job), config.resolve_interpreter(job))
+    return make_place(config.find_job_hosts(job))
 
 
-def make_place(hosts: Hosts | None, python: Path | None = None) -> Place:
-    """The place that a hosts file describes.
-
-    Without one, this host, with the interpreter `python`.
-    """
-    return LocalPlace(python) if hosts is None else as_section(hosts).open_place()
+def make_place(hosts: Hosts | None) -> Place:
+    """The place that a hosts file describes. Without one, this host."""
+    return LocalPlace() if hosts is None else as_section(hosts).open_place()
 
 
 def as_section(hosts: Hosts) -> PlaceSection:

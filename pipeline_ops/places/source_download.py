@@ -52,12 +52,15 @@ def download_source(config: PipelineConfig) -> None:
             f"({timeout_seconds}). What has arrived stays in downloads/ beside {folder}."
         ) from None
     except OSError as error:
-        raise ConfigError(f"preprocess.python: cannot start {command[0]}: {error}") from None
+        raise ConfigError(
+            f"cannot start {command[0]} for preprocess.source.download: {error}"
+        ) from None
     message = next(reversed(done.stderr.strip().splitlines()), "no message")
     if done.returncode == _EXIT_OF_PYTHON:
         raise ConfigError(
             f"preprocess.source.download: {message}. {command[0]} needs Trainyard's extra "
-            "`preprocess`. Install it there, or name another interpreter in preprocess.python."
+            "`preprocess`. Install it there, or name a hosts file with another interpreter in "
+            "preprocess.runs_on (docs/existing-airflow.md)."
         )
     if done.returncode:  # negative: a signal
         raise make_error(max(done.returncode, 0) or ExitCode.RETRY, message)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from answering_server import answering_server
-from config_files import write_config
+from config_files import use_interpreter, write_config
 from digits_builder import pack_digits
 
 from pipeline_ops.cli.main import main
@@ -136,7 +136,9 @@ def test_what_can_never_be_downloaded_is_told(make_config, builder, changes, err
 def test_an_interpreter_without_the_packages_is_told(make_config, tmp_path):
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    config = make_config().with_overrides({"preprocess.python": str(bare / "bin" / "python")})
+    config = make_config()
+    changes = use_interpreter(config.file.parent, bare / "bin" / "python", "preprocess")
+    config = config.with_overrides(changes)
     with pytest.raises(ConfigError, match="No module named .*needs Trainyard's extra `preprocess`"):
         download_source(config)
 

@@ -58,6 +58,10 @@ class Doctor:
         (self.folder / "hosts").mkdir(exist_ok=True)
         (self.folder / "hosts" / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
+    def use_interpreter(self, python: str, section: str = "train") -> None:
+        self.write_hosts("venv", {"launcher": "local", "python": python})
+        self.set(section, runs_on="venv")
+
     def run_on(self, content: dict, tasks: tuple[str, ...] = ("evaluate",)) -> None:
         """Lets tasks run on the hosts of a hosts file."""
         self.write_hosts("lab", content)
@@ -108,7 +112,7 @@ def test_a_healthy_pipeline_has_no_problem(doctor):
 
 
 def test_the_text_is_a_line_for_each_check(doctor, capsys):
-    doctor.set("train", python="/no/such/python")
+    doctor.use_interpreter("/no/such/python")
     assert main(["doctor", doctor.write()]) == 75
     lines = capsys.readouterr().out.splitlines()
     assert "ok       Python" in lines
@@ -279,7 +283,7 @@ def plant_missing_cluster(doctor, monkeypatch):
     ("fault", "check", "text"),
     [
         ({"train": {"epoch": 3}}, "digits.yaml", "the nearest valid name is 'epochs'"),
-        ({"export": {"python": "/no/one"}}, "packages of train jobs", "/no/one cannot be used"),
+        ({"python": "/no/one"}, "packages of train jobs", "/no/one cannot be used"),
         ({"package": "{}"}, "packages of train jobs", "keras is not installed"),
         ({"package": '{"keras": "2.15.0"}'}, "packages of train jobs", "keras is 2.15.0, and "),
         ({"remove": "raw"}, "preprocess.source", "no such folder"),
@@ -307,7 +311,9 @@ def test_a_planted_fault_is_found(doctor, monkeypatch, fault, check, text):
                 doctor.run_on(value)
             case "package":
                 program = write_program(doctor.folder / "python", f"echo '{value}'")
-                doctor.set("train", python=program)
+                doctor.use_interpreter(program)
+            case "python":
+                doctor.use_interpreter(value, "export")
             case "remove":
                 shutil.rmtree(doctor.folder / value)
             case _:

@@ -36,7 +36,7 @@ def test_it_has_every_key_once_with_who_may_set_it(capsys):
     assert {key for key, owner in owners.items() if owner.startswith("run")} == {
         key for key, leaf in leaves.items() if leaf.is_per_run
     }
-    assert (owners["train.hosts"], of_tasks["python"], owners["evaluate.gate[].at_least"]) == (
+    assert (owners["train.hosts"], of_tasks["runs_on"], owners["evaluate.gate[].at_least"]) == (
         "author",
         "author, always",
         "author, always",

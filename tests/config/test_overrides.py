@@ -38,7 +38,7 @@ _NEVER_OPEN = """
 NEVER_OPEN_BY_DEFAULT = _NEVER_OPEN.split() + [
     f"{task}.{name}"
     for task in ("preprocess", "train", "evaluate", "export")
-    for name in ("python", "pool", "retries", "timeout_seconds")
+    for name in ("pool", "retries", "runs_on", "timeout_seconds")
 ]
 
 
@@ -172,8 +172,8 @@ REFUSED = r"""
     must be a text of at most 4096 printable characters
 {preprocess.dataset: ../../etc}
     preprocess.dataset: must match the pattern
-{train.python: /bin/sh}
-    conf train.python: cannot be overridden for a single run: it selects a program to execute
+{train.runs_on: other}
+    conf train.runs_on: cannot be overridden for a single run: it selects a program to execute
 {train.hosts: /any/file}
     or open it there with per_run
 [[train.epochs, 3]]

@@ -43,8 +43,8 @@ export.registry: [/a]
     export.registry: cannot be opened to runs
 export.model: [a]
     export.model: cannot be opened to runs
-train.python: [/bin/sh]
-    train.python: cannot be opened to runs: it selects a program to execute. Remove this line
+train.runs_on: [other]
+    train.runs_on: cannot be opened to runs: it selects a program to execute. Remove this line
 train.retries: [1]
     train.retries: cannot be opened to runs: Airflow reads it when it makes the DAG
 evaluate.approval.timeout_seconds: [1]
@@ -85,9 +85,9 @@ def test_what_can_not_be_opened_is_refused_with_its_reason(write, opened, messag
 
 
 def test_a_wrong_opening_is_told_with_its_line(write):
-    file = write({"train.python": ["/bin/sh"]})
+    file = write({"train.runs_on": ["other"]})
     line = file.read_text().partition("per_run:")[0].count("\n") + 1
-    with pytest.raises(ConfigError, match=f"digits.yaml:{line}: per_run: train.python"):
+    with pytest.raises(ConfigError, match=f"digits.yaml:{line}: per_run: train.runs_on"):
         load_config(file)
 
 

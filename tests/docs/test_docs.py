@@ -23,6 +23,7 @@ from beam_jobs.stages import check_stages
 from beam_jobs.stages.decode import Decode
 from pipeline_ops.cli.commands import models
 from pipeline_ops.cli.main import make_parser
+from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.config.train import Train
@@ -35,7 +36,7 @@ from pipeline_ops.raw_data import limits
 PAGES = [CODE_ROOT / "README.md", *sorted((CODE_ROOT / "docs").glob("*.md"))]
 CONFIGS = CODE_ROOT / "configs"
 MAX_README_LINES = 130
-LANGUAGES = {"", "yaml", "python", "sh", "ini", "dockerfile"}
+LANGUAGES = {"", "yaml", "python", "sh", "ini", "dockerfile", "toml"}
 
 
 class Block(NamedTuple):
@@ -61,6 +62,8 @@ def find_blocks(page: Path) -> list[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in find_blocks(page)]
+HOSTS_FILE = re.compile(r"# hosts/(\w+)\.yaml\b")
+"""The first line of an example that is a hosts file. Other examples of the page name it."""
 
 
 def in_language(language: str) -> Any:
@@ -100,8 +103,15 @@ def test_each_page_is_in_the_index():
 
 
 @in_language("yaml")
-def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
+def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path, outside_place):
     """A part of a pipeline is merged into the example for its task, classification or detection."""
+    shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
+    for other in BLOCKS:
+        if other.page == block.page and (named := HOSTS_FILE.match(other.text)):
+            (tmp_path / "hosts" / f"{named[1]}.yaml").write_text(other.text)
+    if named := HOSTS_FILE.match(block.text):
+        load_hosts(tmp_path / "hosts", named[1])
+        return
     example = yaml.safe_load(block.text)
     assert isinstance(example, dict), "an example starts at the top level of the YAML"
     if "pipeline" not in example:
@@ -111,7 +121,6 @@ def test_a_yaml_example_is_a_valid_pipeline(block, tmp_path):
         if "batch_size_per_replica" in example.get("train", {}):
             del values["train"]["global_batch_size"]  # it has the batch in another form
         example = merge(values, example)
-    shutil.copytree(CONFIGS / "hosts", tmp_path / "hosts")
     file = tmp_path / f"{example['pipeline']}.yaml"
     file.write_text(yaml.safe_dump(example, sort_keys=False))
     config = load_config(file)

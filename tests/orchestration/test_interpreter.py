@@ -10,12 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_files import write_config
+import yaml
+from config_files import use_interpreter, write_config
 from environments import link_packages
+from processes import wait_until
 
+from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.places.open_place import make_place
+from pipeline_ops.places.place import JobLaunch
+from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.user_code.interpreter import read_versions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +62,7 @@ def bare(tmp_path) -> Path:
 
 
 def config_with(tmp_path: Path, python: str):
-    return load_config(write_config(tmp_path, {"train.python": python}))
+    return load_config(write_config(tmp_path, use_interpreter(tmp_path, python, "train")))
 
 
 def test_the_versions_are_those_of_the_other_interpreter(bare):
@@ -63,10 +70,46 @@ def test_the_versions_are_those_of_the_other_interpreter(bare):
     assert set(read_versions(None, ["numpy", "keras"])) == {"numpy", "keras"}
 
 
-def test_a_path_is_taken_from_the_config_and_a_link_is_not_followed(bare, tmp_path):
-    assert config_with(tmp_path, "bare/bin/python").resolve_interpreter("train") == bare
+def test_the_path_in_the_hosts_file_is_used_and_a_link_is_not_followed(bare, tmp_path, monkeypatch):
+    assert config_with(tmp_path, str(bare)).resolve_interpreter("train") == bare
     assert bare.resolve() != bare
-    assert config_with(tmp_path, "bare/bin/python").resolve_interpreter("evaluate") is None
+    assert config_with(tmp_path, str(bare)).resolve_interpreter("evaluate") is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config_with(tmp_path, "~/bare/bin/python").resolve_interpreter("train") == bare
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"python": "bare/bin/python"}, "python: must be an absolute path, or begin with ~/"),
+        ({"code": "/opt/trainyard"}, "code: is for other hosts"),
+    ],
+)
+def test_what_a_job_of_this_host_cannot_have_is_told_with_its_line(tmp_path, keys, message):
+    changes = use_interpreter(tmp_path, sys.executable, "train")
+    file = tmp_path / "hosts" / "venv.yaml"
+    file.write_text(yaml.safe_dump({"launcher": "local"} | keys, sort_keys=False))
+    with pytest.raises(ConfigError, match=f"venv.yaml:2: {message}"):
+        load_config(write_config(tmp_path, changes))
+
+
+def test_a_gang_of_this_host_has_the_interpreter_of_its_supervisor(tmp_path, bare):
+    use_interpreter(tmp_path, bare)
+    with pytest.raises(ConfigError, match="Write train.runs_on: venv instead"):
+        load_config(write_config(tmp_path, {"train.hosts": "venv"}))
+
+
+def test_a_job_has_the_variables_of_the_hosts_file(tmp_path):
+    variables = {"OMP_NUM_THREADS": "1", "TRAINYARD_LOCAL_FOLDER": str(tmp_path / "own")}
+    place = make_place(parse_hosts({"launcher": "local", "environment": variables}))
+    attempt = Attempt(open_root(str(tmp_path)) / "attempt")
+    attempt.folder.local.mkdir()
+    script = tmp_path / "printing.py"
+    script.write_text("import os, sys; print(os.environ['OMP_NUM_THREADS'], flush=True)")
+    launch = JobLaunch(attempt, "printing", {"PYTHONPATH": str(tmp_path)}, 60)
+    place.start(launch)
+    wait_until(lambda: place.find(attempt).phase == "ended", 30)
+    assert place.read_output(attempt) == "1"
 
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/false", "/etc/passwd"])
@@ -76,9 +119,10 @@ def test_what_is_no_interpreter_is_refused_by_name(python):
         read_versions(Path(python), ["numpy"])
 
 
-def test_the_path_is_no_part_of_the_fingerprint(bare, tmp_path):
-    config = config_with(tmp_path, "bare/bin/python")
-    assert "python" not in config.train.to_fingerprint_dict()
+def test_the_path_is_no_part_of_the_fingerprint_and_variables_are(bare, tmp_path):
+    hosts = config_with(tmp_path, str(bare)).find_job_hosts("train")
+    assert hosts.code_digests == {}
+    assert set(hosts.model_copy(update={"environment": {"A": "1"}}).code_digests) == {"environment"}
 
 
 _PARSE = """
@@ -94,7 +138,9 @@ import sys
 sys.path.append("TESTS")
 from task_contexts import make_context
 from upstream_artifacts import copy_artifacts
+from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.orchestration.tasks import TrainOperator
 config, dataset = sys.argv[1:]

@@ -242,9 +242,9 @@ def test_an_earlier_task_that_was_marked_a_success_by_hand_is_named(tmp_path):
     assert task.store == {}
 
 
-@pytest.mark.parametrize("key", ["train.python", "evaluate.python"])
+@pytest.mark.parametrize("key", ["train.runs_on", "evaluate.runs_on"])
 def test_who_may_start_a_run_may_not_choose_the_program_that_it_starts(run, key):
-    task = run(**{key: "/bin/sh"})
+    task = run(**{key: "other"})
     message = f"conf {key}: cannot be overridden for a single run: it selects a program"
     with pytest.raises(AirflowFailException, match=message):
         task.execute()

@@ -116,7 +116,7 @@ def test_the_best_goes_on_and_the_table_is_kept(sandbox, dataset, tmp_path):
 @pytest.mark.parametrize(
     "trial",
     [
-        {"number": 1, "parameters": {"train.python": "/bin/sh", "storage.root": "/srv"}},
+        {"number": 1, "parameters": {"train.runs_on": "other", "storage.root": "/srv"}},
         {"number": 7},
         {},
         [],
@@ -129,7 +129,7 @@ def test_of_what_the_search_has_left_only_the_number_of_a_trial_counts(dataset, 
     operator = TrialOperator(task_id="trial", config_file=run.config, trial=trial)
     if trial and trial != "x" and trial["number"] == 1:
         assert operator._load_run(run.context()).config.train.optimizer.learning_rate == RATES[1]
-        assert operator._load_run(run.context()).config.train.python is None
+        assert operator._load_run(run.context()).config.train.runs_on is None
     else:
         with pytest.raises(AirflowFailException, match="has no trial"):
             operator._load_run(run.context())

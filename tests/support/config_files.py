@@ -37,6 +37,14 @@ def write_config(
     return file
 
 
+def use_interpreter(folder: Path, python: Path | str, *tasks: str) -> dict[str, str]:
+    """Writes a hosts file with an interpreter of jobs. Returns the keys by which tasks use it."""
+    (folder / "hosts").mkdir(parents=True, exist_ok=True)
+    content = {"launcher": "local", "python": str(python)}
+    (folder / "hosts" / "venv.yaml").write_text(yaml.safe_dump(content))
+    return {f"{task}.runs_on": "venv" for task in tasks}
+
+
 def write_digits(folder: Path) -> None:
     """Writes the raw images of `configs/digits.yaml`."""
     argv = [sys.executable, "-m", "pipeline_ops.examples.digits", folder]

@@ -248,7 +248,6 @@ NOT_DRAWN = {
     "schedule.": "a DAG has it, and no job",
     "search.": "tests/orchestration/test_search.py has real searches",
     "notify[].": "a DAG has it, and no job",
-    "python": "it is the interpreter of the tests",
     "runs_on": "groups hosts and containers have other places",
     "pool": "Airflow has it, and no job",
     "retries": "Airflow has it, and no job",

@@ -23,7 +23,7 @@ from training.random_rows import ANSWERS, EXPECTED, IMAGES
 from pipeline_ops.contract.gang_protocol import TRAINED, format_worker_digest_name
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.system.processes import JOB_PYTHON
-from pipeline_ops.training.weight_files import read_named_arrays
+from pipeline_ops.training.weight_files import read_npz, select_arrays, unpack_paths
 
 COUNT = int(os.environ.get("TRAINYARD_RANDOM_MODELS", 200))
 SERVED = "served.npy"
@@ -112,6 +112,12 @@ def measure(expected: np.ndarray, found: np.ndarray) -> float:
     return float(difference / np.abs(wanted).max(initial=1.0))
 
 
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """The weights in a file, by their paths."""
+    arrays = read_npz(path)
+    return dict(zip(unpack_paths(arrays).weights, select_arrays("w", arrays), strict=True))
+
+
 @pytest.mark.models
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
@@ -130,8 +136,7 @@ def test_a_random_model_is_served_as_keras_trains_it_or_is_refused_by_name(folde
     assert not messages, f"{model}\n{messages}"
     digests = {(own / "work" / format_worker_digest_name(n)).read_text() for n in range(2)}
     assert len(digests) == 1, f"{model}\nthe workers have different weights"
-    expected = dict(read_named_arrays(own / EXPECTED))
-    found = dict(read_named_arrays(own / "work" / TRAINED))
+    expected, found = read_weights(own / EXPECTED), read_weights(own / "work" / TRAINED)
     assert expected.keys() == found.keys(), model
     differences = {path: measure(expected[path], found[path]) for path in expected}
     answers, served = np.load(own / ANSWERS), np.load(own / SERVED)

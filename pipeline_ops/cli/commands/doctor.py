@@ -169,7 +169,7 @@ def _check_store(config: PipelineConfig) -> Iterator[Finding]:
     if root.is_local and not root.local.exists():
         # The first run makes it. If hosts share it, its file system is not mounted here.
         places = [config.hosts, *map(config.find_job_hosts, TASKS)]
-        is_shared = any(hosts and hosts.launcher != "local" for hosts in places)
+        is_shared = any(hosts and not hosts.is_this_host for hosts in places)
         yield Finding(
             check=check,
             problem=f"{root.local} does not exist",
@@ -244,7 +244,8 @@ def check_engine(config: PipelineConfig) -> Iterator[Finding]:
 
 def check_packages(config: PipelineConfig) -> Iterator[Finding]:
     """Compares the installed packages with what Trainyard declares, for each local job."""
-    jobs = [task for task in TASKS if config.find_job_hosts(task) is None]
+    places = {task: config.find_job_hosts(task) for task in TASKS}
+    jobs = [task for task, hosts in places.items() if hosts is None or hosts.is_this_host]
     interpreters = {(config.resolve_interpreter(task), _find_extras([task])[0]) for task in jobs}
     for python, extra in sorted(interpreters, key=str):
         check = f"packages of {extra} jobs"
@@ -253,7 +254,7 @@ def check_packages(config: PipelineConfig) -> Iterator[Finding]:
             versions = read_versions(python, list_packages([extra]))
             yield _compare_packages(check, [extra], versions, place)
         except ConfigError as error:
-            yield _make_finding(check, error, f"Correct `python` in {config.file}.")
+            yield _make_finding(check, error, "Correct `python` in the hosts file.")
 
 
 def _find_extras(tasks: Iterable[str]) -> list[str]:
@@ -344,7 +345,8 @@ def check_places(config: PipelineConfig) -> Iterator[Finding]:
         if hosts := config.find_job_hosts(task):
             uses.setdefault(getattr(config, task).runs_on, _Use(hosts)).tasks.append(task)
     if config.hosts and config.train.hosts:
-        starts_gang = config.train.runs_on is None
+        supervisor = config.find_job_hosts("train")
+        starts_gang = supervisor is None or supervisor.is_this_host
         if starts_gang or config.train.hosts in uses:
             use = uses.setdefault(config.train.hosts, _Use(config.hosts))
             use.has_gang, use.starts_gang = True, starts_gang
@@ -355,7 +357,7 @@ def check_places(config: PipelineConfig) -> Iterator[Finding]:
         cure = f"Start what {check} names, or correct that file."
         if isinstance(use.hosts, SshHosts):
             yield from _examine(check, _check_ssh_hosts(check, use.hosts, use, config), cure)
-        elif use.hosts.launcher not in ("local", "tf_config"):
+        elif not (use.hosts.is_this_host or use.hosts.launcher == "tf_config"):
             yield from _examine(check, _check_place(check, use), cure)
 
 
@@ -363,7 +365,8 @@ def check_gang_ports(config: PipelineConfig) -> Iterator[Finding]:
     """Checks whether others can reach the ports of a gang on this host."""
     hosts = config.hosts or parse_hosts({"launcher": "local"})
     isolation = choose_isolation(config.train, hosts)
-    if config.find_job_hosts("train") or hosts.launcher != "local" or isolation == "never":
+    train = config.find_job_hosts("train")
+    if not (train is None or train.is_this_host) or not hosts.is_this_host or isolation == "never":
         return
     problem = find_isolation_problem()
     yield Finding(

@@ -79,6 +79,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         up_to("planning") | {"orchestration"},
         {"airflow", "openlineage"},
     ),
+    "pipeline_ops/launch/place_check.py": (SHARED | {"launch"}, {"packaging"}),
     "pipeline_ops/launch": (SHARED | {"launch"}, {"psutil"}),
     "pipeline_ops/served": (
         SHARED | {"served", "models", "input", "beam_jobs.stages"},
@@ -109,6 +110,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
     "pipeline_ops/cli": (
         up_to("planning")
         | {"orchestration.airflow_connections", "cli", "launch", "od_api"}
+        | {"orchestration.job_handle", "orchestration.job_start"}  # without Airflow
         | {"beam_jobs.stages", "beam_jobs"},
         {"httpx", "jinja2", "packaging", "psutil", "rich", "yaml"},
     ),

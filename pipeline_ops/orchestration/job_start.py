@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pipeline_ops.contract.layout import Attempt, Layout
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
-from pipeline_ops.contract.request import compute_request_digest, write_request
+from pipeline_ops.contract.request import Request, compute_request_digest, write_request
 from pipeline_ops.errors import DataError
 from pipeline_ops.job.job_code import digest_code
 from pipeline_ops.job.workspace import REQUEST_VARIABLE
@@ -26,8 +26,15 @@ def prepare_job(
     plan: JobPlan, layout: Layout, record_name: str, place: Place | None = None
 ) -> JobHandle:
     """Makes the folder of a new attempt, with the request in it."""
-    attempt = layout.attempt(plan.request.run_id, record_name, f"attempt-{uuid.uuid4().hex[:8]}")
     request = plan.request.model_copy(update={"reason": plan.reason})
+    return write_attempt(request, layout, record_name, place)
+
+
+def write_attempt(
+    request: Request, layout: Layout, record_name: str, place: Place | None
+) -> JobHandle:
+    """Like `prepare_job`, for a request that was not planned."""
+    attempt = layout.attempt(request.run_id, record_name, f"attempt-{uuid.uuid4().hex[:8]}")
     handle = JobHandle(attempt, place)
     if not handle.place.is_this_host:
         request = request.model_copy(update={"code_digest": digest_code()})
@@ -41,13 +48,24 @@ def start_job(plan: JobPlan, handle: JobHandle) -> None:
 
     Raises ConfigError if the place refuses the job.
     """
-    request = plan.request
+    launch_job(plan.request, KINDS[plan.request.job].module, plan.environment, handle)
+
+
+def launch_job(
+    request: Request, module: str, environment: Mapping[str, str], handle: JobHandle
+) -> None:
+    """Starts the job of a request, like `start_job`.
+
+    Args:
+      module: the program of the job.
+      environment: variables of the job besides the access to the store.
+    """
     launch = JobLaunch(
         attempt=handle.attempt,
-        module=KINDS[request.job].module,
+        module=module,
         environment={
             **make_store_environment(handle.attempt.folder.root),
-            **plan.environment,
+            **environment,
             REQUEST_VARIABLE: handle.request_digest,
         },
         deadline_seconds=request.deadline_seconds,

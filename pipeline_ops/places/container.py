@@ -42,7 +42,6 @@ from pipeline_ops.places.place import (
 )
 from pipeline_ops.places.resources import Resources, describe_volume_cure, match_pattern
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import Finding
 
 WORK = "/work"
 """The only folder of a container that holds files. Its volume is removed with the container."""
@@ -454,20 +453,6 @@ class ContainerPlace(Place):
                 when = description["Created"] if ended.startswith("0001") else ended
                 if datetime.fromisoformat(when[:19]).replace(tzinfo=UTC) < limit:
                     yield container["Id"]
-
-    def check(self) -> Iterator[Finding]:
-        """Asks the daemon for the image, and pulls nothing."""
-        image = self._hosts.image
-        if self._hosts.pull == "never" or self._daemon.inspect_image(image):
-            self._daemon.ensure_image(self._hosts)
-            return
-        yield Finding(
-            check="image",
-            problem=f"the Docker daemon {self._daemon.address} does not have the image {image} yet",
-            cure="The first job pulls it. `docker pull` there does so now, and shows whether the "
-            "registry can be reached.",
-            is_warning=True,
-        )
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The image's id, which stands for the versions of all packages in it."""

@@ -13,8 +13,8 @@ repeated a few times after 410, 429 (with the pause that the server asks for), e
 or of the network, and 403, because a server that has just started does not know all Roles yet. The
 caller chooses all names of objects, so a repeated request does no harm.
 
-docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs.
-`trainyard doctor` asks for them, and the supervisor of a gang does before it creates anything.
+docker/kubernetes/rbac.yaml grants the rights that an account needs in the namespace of its jobs. An
+error about a missing right names it.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ from pipeline_ops.places.pod_exec import (
 )
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 
-Kind = Literal["jobs", "pods", "secrets", "services", "networkpolicies", "events", "reviews"]
-"""Resources by their names in a Role, but for the reviews of rights."""
+Kind = Literal["jobs", "pods", "secrets", "services", "networkpolicies", "events"]
+"""Resources by their names in a Role."""
 _PATHS: Mapping[Kind, str] = {
     "jobs": "apis/batch/v1/namespaces/{}/jobs",
     "pods": "api/v1/namespaces/{}/pods",
@@ -83,7 +82,6 @@ _PATHS: Mapping[Kind, str] = {
     "services": "api/v1/namespaces/{}/services",
     "networkpolicies": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "events": "api/v1/namespaces/{}/events",
-    "reviews": "apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
 }
 _HOLDER_MODULE = "pipeline_ops.places.allocation_holder"
 _KEEP_PODS_SECONDS = 300
@@ -172,36 +170,6 @@ class KubernetesClient:
             query["gracePeriodSeconds"] = str(grace_seconds)
         self._send("delete", kind, f"/{name}", query=query)
 
-    def check_rights(self, rights: Mapping[str, str]) -> None:
-        """Asks Kubernetes whether this account has `JOB_RIGHTS` or `GANG_RIGHTS`.
-
-        Raises ConfigError if a right is missing, or if Kubernetes does not know this account.
-        """
-        missing = [
-            f"{verb} {path.partition('/')[2]}"
-            for path, verbs in rights.items()
-            for verb in verbs.split()
-            if not self._is_allowed(path, verb)
-        ]
-        if missing:
-            raise ConfigError(
-                f"this account may not {', '.join(missing)} in the namespace {self.namespace}",
-                f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
-                "`train.runs_on` with a hosts file that has `pod: {serviceAccountName: "
-                "trainyard-supervisor}`.",
-            )
-
-    def _is_allowed(self, path: str, verb: str) -> bool:
-        group, resource, *part = path.split("/")
-        wanted = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted | ({"subresource": part[0]} if part else {})},
-        }
-        answer = _parse(self._send("create", "reviews", body=review)) or {}
-        return bool(answer.get("status", {}).get("allowed"))
-
     def _send(
         self,
         verb: str,
@@ -249,7 +217,9 @@ class KubernetesClient:
         if status in (401, 403):
             return ConfigError(
                 f"Kubernetes does not let this account {what} {where} ({status}): {problem}",
-                f"{RBAC_FILE} has the rights that it needs",
+                f"Apply {RBAC_FILE}, or correct `namespace` in the hosts file. A gang needs "
+                "`train.runs_on` with a hosts file that has `pod: {serviceAccountName: "
+                "trainyard-supervisor}`",
             )
         if status == 404:
             return ConfigError(
@@ -263,24 +233,6 @@ class KubernetesClient:
 
 def _parse(answer: bytes | None) -> dict[str, Any] | None:
     return None if answer is None else dict(json.loads(answer))
-
-
-JOB_RIGHTS: Mapping[str, str] = {
-    "batch/jobs": "create get patch delete",
-    "/events": "list",
-    "/pods": "list delete",
-    "/pods/log": "get",
-    "/secrets": "create delete",
-}
-"""The verbs that Airflow's account needs for `runs_on`, by API group and resource."""
-GANG_RIGHTS: Mapping[str, str] = {
-    "batch/jobs": "create get delete",
-    "/pods": "list",
-    "/pods/exec": "get create",
-    "/services": "create delete",
-    "networking.k8s.io/networkpolicies": "create delete",
-}
-"""The verbs that the account of a training job needs for `train.hosts`."""
 
 
 _END_SECONDS = 2.5
@@ -350,14 +302,6 @@ class KubernetesPlace(Place):
         self._client.delete("secrets", name)
         return not self._client.list_pods(name)
 
-    def check(self) -> Iterator[Finding]:
-        self._client.check_rights(JOB_RIGHTS)
-        return iter(())
-
-    def check_for_gang(self) -> Iterator[Finding]:
-        self._client.check_rights(GANG_RIGHTS)
-        return iter(())
-
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The digest of the image, which holds all packages.
 
@@ -411,8 +355,6 @@ class KubernetesLauncher(Launcher):
 
     def allocate(self, check: Callable[[], None]) -> list[Host]:
         hosts, client = self._hosts, self._client
-        if self._num_allocations == 0:
-            client.check_rights(GANG_RIGHTS)
         self._num_allocations += 1
         name = self._name = f"{self._base_name}-{self._num_allocations}"
         try:

@@ -26,7 +26,6 @@ from pipeline_ops.places.launcher import Host, Launcher
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import STORES_VARIABLE
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import JOB_PYTHON
 
 
@@ -99,14 +98,6 @@ class Place(Protocol):
     def clean(self, attempt: Attempt[StorePath]) -> bool:
         """Removes the leftovers of a job after its end. Returns whether nothing is left."""
 
-    def check(self) -> Iterator[Finding]:
-        """Yields the problems of the place for `trainyard doctor`. Starts and changes nothing."""
-        yield from ()
-
-    def check_for_gang(self) -> Iterator[Finding]:
-        """Yields the problems that keep this process from starting a gang there, like `check`."""
-        return self.check()
-
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions of packages, or the digest of the image, for the fingerprint."""
 
@@ -124,6 +115,13 @@ class PlaceSection(Hosts):
     def open_place(self) -> Place:
         """The place where jobs run. Libraries that only it needs are imported here."""
         raise NotImplementedError
+
+    def split(self) -> Mapping[str, PlaceSection]:
+        """The hosts among which a job may choose, each as a place, by name.
+
+        Just this place, named "", if its jobs run where a cluster decides.
+        """
+        return {"": self}
 
     def make_launcher(self, job: Job) -> Launcher:
         """What allocates the hosts of a gang, for a train job."""

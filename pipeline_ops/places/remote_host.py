@@ -1,6 +1,6 @@
 """The commands that Airflow runs over ssh on a host where a job runs (`places/ssh.py`).
 
-    python -m pipeline_ops.places.remote_host start|find|cancel|clean|versions|check
+    python -m pipeline_ops.places.remote_host start|find|cancel|clean|versions
 
 Request and response are one line of JSON on standard input and output. Command lines are visible to
 other users of the host, and the request has the access to the store.
@@ -13,7 +13,6 @@ import os
 import platform
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 
 from pydantic import ConfigDict
@@ -21,14 +20,12 @@ from pydantic import ConfigDict
 from pipeline_ops.contract.fingerprint import find_versions
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
-from pipeline_ops.job.job_code import digest_code
-from pipeline_ops.job.workspace import find_jobs_folder, make_local_folder
+from pipeline_ops.job.workspace import make_local_folder
 from pipeline_ops.places.local import clean_job, end_job, read_identity, start_once
 from pipeline_ops.places.place import INIT_MODULE, read_tail
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import Finding, check_host
 
 _OUTPUT = "init.log"
 
@@ -58,10 +55,6 @@ class HostResponse(JsonModel):
     output: str = ""
     """The end of what the init process has printed."""
     is_clean: bool = False
-    findings: list[Finding] = []
-    code: str = ""
-    """The digest of this project's code."""
-    time: float = 0.0
     versions: dict[str, str] = {}
 
 
@@ -121,16 +114,6 @@ def versions(request: HostRequest) -> HostResponse:
     return HostResponse(versions={"python": platform.python_version()} | found)
 
 
-def check(request: HostRequest) -> HostResponse:
-    """The state of this host before any job."""
-    return HostResponse(
-        findings=check_host({"jobs on a bucket": find_jobs_folder()}),
-        code=digest_code(),
-        time=time.time(),
-        versions=find_versions(request.packages),
-    )
-
-
 def _open_attempt(request: HostRequest) -> Attempt[StorePath]:
     return Attempt(open_root(request.attempt))
 
@@ -146,7 +129,6 @@ _COMMANDS: Mapping[str, Callable[[HostRequest], HostResponse]] = {
     "cancel": cancel,
     "clean": clean,
     "versions": versions,
-    "check": check,
 }
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from pipeline_ops.places.place import (
 )
 from pipeline_ops.places.resources import match_pattern
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.system.host import Finding
 from pipeline_ops.system.processes import wait_until_gone
 from pipeline_ops.user_code.interpreter import read_versions
 
@@ -139,12 +138,6 @@ class SlurmPlace(Place):
     def _is_listed(self, attempt: Attempt[StorePath]) -> bool:
         found = self._query(name_job(attempt))
         return any(job.state in (*_RUNNING, *WAITING) for job in found)
-
-    def check(self) -> Iterator[Finding]:
-        """Asks Slurm whether it would accept a job, by sbatch's own test."""
-        command = build_sbatch_command(self._hosts, f"{OWN_NAMES}test", Path(os.devnull), "1")
-        run_slurm(*command, "--test-only", text="#!/bin/sh\n")
-        yield from ()
 
     def find_versions(self, packages: Iterable[str]) -> dict[str, str]:
         """The versions in the interpreter of the nodes, which must be at the same path here."""

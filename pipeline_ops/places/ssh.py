@@ -108,7 +108,7 @@ class SshPlace(Place):
         unreachable = []
         for host in hosts:
             try:
-                response = self.ask(host, command, request)
+                response = self._ask(host, command, request)
             except MachineError as error:
                 unreachable.append(str(error))
                 continue
@@ -142,7 +142,7 @@ class SshPlace(Place):
     def _ask_owner(self, command: str, attempt: Attempt[StorePath]) -> HostResponse:
         """The response of the host that knows a job. Without one, nothing of the job is left."""
         if host := self._locate(attempt):
-            return self.ask(host, command, self._make_request(attempt))
+            return self._ask(host, command, self._make_request(attempt))
         return HostResponse(phase="absent", is_clean=True)
 
     def _make_request(self, attempt: Attempt[StorePath]) -> HostRequest:
@@ -152,7 +152,7 @@ class SshPlace(Place):
     def _build_environment(self, access: Mapping[str, str]) -> dict[str, str]:
         return {**collect_store_environment(os.environ), **access, **self._hosts.environment}
 
-    def ask(self, host: str, command: str, request: HostRequest) -> HostResponse:
+    def _ask(self, host: str, command: str, request: HostRequest) -> HostResponse:
         """Runs a command on the host.
 
         Raises MachineError if the host can't be reached, or its disk or store has failed, and
@@ -258,6 +258,9 @@ class SshHosts(PlaceSection):
 
     def open_place(self) -> SshPlace:
         return SshPlace(self)
+
+    def split(self) -> Mapping[str, SshHosts]:
+        return {host.name: self.model_copy(update={"hosts": [host]}) for host in self.hosts}
 
     def make_launcher(self, job: Job) -> SshLauncher:
         return SshLauncher(self)

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,10 @@ from fake_kubernetes.hosts import IMAGE
 from launch.network import Network, why_not
 from small_disks import mount_small_disk
 
-from pipeline_ops.cli.commands.doctor import list_packages
 from pipeline_ops.cli.main import main
-from pipeline_ops.contract.fingerprint import find_versions
+from pipeline_ops.cli.place_checks import find_extras, list_requirements
 from pipeline_ops.contract.source_code import CODE_ROOT, PACKAGES
-from pipeline_ops.job.job_code import digest_code
-from pipeline_ops.places.remote_host import HostResponse
+from pipeline_ops.launch.place_check import check_packages
 from pipeline_ops.system.host import check_host, has_slow_tar_headers
 
 DIGITS = CODE_ROOT / "configs" / "digits.yaml"
@@ -116,7 +114,7 @@ def test_the_text_is_a_line_for_each_check(doctor, capsys):
     assert main(["doctor", doctor.write()]) == 75
     lines = capsys.readouterr().out.splitlines()
     assert "ok       Python" in lines
-    problem = "PROBLEM  packages of train jobs: /no/such/python"
+    problem = "PROBLEM  hosts/venv.yaml: /no/such/python"
     assert any(line.startswith(problem) for line in lines)
     end = f" passed, 1 with a problem, {len(INTERPRETER)} with a warning."
     assert lines[-1].endswith(end)
@@ -164,87 +162,40 @@ def test_a_storage_root_that_is_not_mounted_is_found_and_not_made(doctor):
     assert not (doctor.folder / "mnt").exists()
 
 
-def test_a_missing_storage_root_that_hosts_share_is_a_problem(doctor, stand_in):
+def test_a_missing_storage_root_that_hosts_share_is_a_problem(doctor):
     doctor.set("storage", root=str(doctor.folder / "mnt" / "root"))
-    doctor.run_on(stand_in.hosts)
+    doctor.run_on({"launcher": "ssh", "network": "trusted", "hosts": [{"name": "a"}]})
     assert f"mkdir -p {doctor.folder}/mnt/root" in doctor.examine()["storage.root"]
     assert not (doctor.folder / "mnt").exists()
 
 
-class StandInSsh:
-    """A program `ssh` that answers for all hosts, and notes what it was asked."""
+class TestPackages:
+    """The check of packages, which a job makes in its own interpreter."""
 
-    hosts = {"launcher": "ssh", "network": "trusted", "hosts": [{"name": "a"}, {"name": "b"}]}
+    def test_what_is_installed_here_is_enough(self):
+        for extras in (["preprocess"], ["train"], ["preprocess", "train"]):
+            [finding] = check_packages([*map(str, list_requirements(extras))], extras)
+            assert (finding.problem, finding.cure) == ("", "")
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        folder.mkdir()
-        self.answer({})
-        write_program(
-            folder / "ssh",
-            f"cd {folder}\n"
-            'echo "$*" >> commands\n'
-            'case "$*" in *"test -e"*) exit 0 ;; esac\n'
-            "head -n 1 >> questions\n"
-            "cat answer",
+    def test_each_missing_or_old_package_is_named(self):
+        wanted = ["keras<3", "no-such-package>=1", "numpy>=1.26"]
+        [finding] = check_packages(wanted, ["preprocess", "train"])
+        assert finding.problem == (
+            f"keras is {version('keras')}, and <3 is needed; no-such-package is not installed"
         )
+        assert "pip install '.[preprocess,train]'" in finding.cure
 
-    def answer(self, versions: dict[str, str]) -> None:
-        """Sets the versions of packages that the hosts have."""
-        answer = HostResponse(code=digest_code(), time=time.time(), versions=versions)
-        (self.folder / "answer").write_text(answer.model_dump_json())
+    def test_tensorflow_for_gpus_stands_for_the_one_without(self):
+        for name in ("tensorflow", "tensorflow-cpu"):
+            [finding] = check_packages([f"{name}>=2.21"], ["train"])
+            assert finding.problem == ""
 
-    def read_packages(self) -> set[str]:
-        """The packages that the first host was asked for."""
-        first = (self.folder / "questions").read_text().splitlines()[0]
-        return set(json.loads(first)["packages"])
-
-    def read_commands(self) -> str:
-        return (self.folder / "commands").read_text()
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch) -> StandInSsh:
-    stand_in = StandInSsh(tmp_path / "programs")
-    monkeypatch.setenv("PATH", f"{stand_in.folder}{os.pathsep}{os.environ['PATH']}")
-    return stand_in
-
-
-class TestPackagesOfHosts:
-    def test_tasks_that_share_a_hosts_file_are_all_asked_for(self, doctor, stand_in):
-        doctor.run_on(stand_in.hosts, ("preprocess", "evaluate"))
-        doctor.examine()
-        assert {"apache-beam", "opencv-python-headless", "keras"} <= stand_in.read_packages()
-
-    def test_a_package_that_no_host_has_is_found(self, doctor, stand_in):
-        doctor.run_on(stand_in.hosts, ("preprocess",))
-        stand_in.answer(find_versions(set(list_packages(["preprocess"])) - {"apache-beam"}))
-        problems = doctor.examine()
-        for host in ("a", "b"):
-            problem = problems.pop(f"hosts/lab.yaml: {host}: packages")
-            assert "apache-beam is not installed" in problem and "[preprocess]" in problem
-        assert problems == {}
-
-    def test_tensorflow_for_gpus_stands_for_the_one_without(self, doctor, stand_in):
-        doctor.run_on(stand_in.hosts)
-        versions = find_versions(list_packages(["train"]))
-        versions["tensorflow"] = versions.pop("tensorflow-cpu", versions.get("tensorflow"))
-        stand_in.answer(versions)
-        assert doctor.examine() == {}
-
-    def test_a_package_that_the_nodes_of_slurm_lack_is_found(self, doctor, stand_in):
-        write_program(stand_in.folder / "sbatch", "true")
-        python = write_program(doctor.folder / "python", "echo '{}'")
-        doctor.run_on({"launcher": "slurm", "nodes": 1, "python": python})
-        assert "keras is not installed" in doctor.examine()["hosts/lab.yaml"]
-
-
-def test_hosts_of_a_gang_are_left_to_a_train_job_elsewhere(doctor, stand_in):
-    doctor.train_on(stand_in.hosts)
-    doctor.run_on(stand_in.hosts | {"config_file": "/supervisor"}, ("train",))
-    doctor.examine()
-    commands = stand_in.read_commands().splitlines()
-    assert commands and all("-F /supervisor" in command for command in commands)
+    def test_a_job_needs_the_packages_of_all_tasks_that_may_run_there(self):
+        both = {each.name for each in list_requirements(find_extras(["preprocess", "evaluate"]))}
+        assert {"apache-beam", "opencv-python-headless", "keras"} <= both
+        assert "apache-beam" not in {
+            each.name for each in list_requirements(find_extras(["export"]))
+        }
 
 
 NO_KEYS = "UserKnownHostsFile /dev/null"
@@ -283,9 +234,7 @@ def plant_missing_cluster(doctor, monkeypatch):
     ("fault", "check", "text"),
     [
         ({"train": {"epoch": 3}}, "digits.yaml", "the nearest valid name is 'epochs'"),
-        ({"python": "/no/one"}, "packages of train jobs", "/no/one cannot be used"),
-        ({"package": "{}"}, "packages of train jobs", "keras is not installed"),
-        ({"package": '{"keras": "2.15.0"}'}, "packages of train jobs", "keras is 2.15.0, and "),
+        ({"python": "/no/one"}, "hosts/venv.yaml", "/no/one cannot be used"),
         ({"remove": "raw"}, "preprocess.source", "no such folder"),
         ({"remove": "raw/cat"}, "preprocess.source", "raw"),
         (plant_kubernetes_executor, "Airflow's executor", "`runs_on: NAME`"),
@@ -294,7 +243,7 @@ def plant_missing_cluster(doctor, monkeypatch):
         ({"hosts": CONTAINER}, "digits.yaml", "which is not seen there"),
         ({"hosts": POD, "storage": BUCKET}, "digits.yaml", "has no digest"),
         (plant_missing_daemon, "hosts/lab.yaml", "none.sock"),
-        (plant_missing_slurm, "hosts/lab.yaml", "sbatch is not installed"),
+        (plant_missing_slurm, "hosts/lab.yaml", "is not installed on this machine"),
         (plant_missing_cluster, "hosts/lab.yaml", "there is no access to Kubernetes"),
         ({"storage": {"root": "ftp://server/root"}}, "digits.yaml", "must be a folder, or a URI"),
     ],
@@ -309,9 +258,6 @@ def test_a_planted_fault_is_found(doctor, monkeypatch, fault, check, text):
         match part:
             case "hosts":
                 doctor.run_on(value)
-            case "package":
-                program = write_program(doctor.folder / "python", f"echo '{value}'")
-                doctor.use_interpreter(program)
             case "python":
                 doctor.use_interpreter(value, "export")
             case "remove":
@@ -397,7 +343,8 @@ class TestKubernetes:
         doctor.set("storage", root=str(doctor.folder / "root"))
         volume = {"claim": "root", "mount": str(doctor.folder)}
         pods = {"launcher": "kubernetes", "image": IMAGE, "namespace": "training"}
-        return pods | {"volumes": [volume]}
+        code = {"python": sys.executable, "code": str(CODE_ROOT)}
+        return pods | code | {"volumes": [volume]}
 
     def test_the_roles_in_rbac_yaml_are_enough(self, doctor, cluster, pods):
         doctor.run_on(pods)
@@ -407,13 +354,14 @@ class TestKubernetes:
         monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
         doctor.run_on(pods)
         problem = doctor.examine()["hosts/lab.yaml"]
-        assert "this account may not patch jobs, list events, delete pods, get pods/log" in problem
+        assert "does not let this account" in problem and "(403)" in problem
         assert "docker/kubernetes/rbac.yaml" in problem
 
+    @pytest.mark.hosts
     def test_a_gang_needs_the_rights_of_a_supervisor(self, doctor, cluster, pods):
         doctor.train_on(pods | {"workers_per_pod": 2})
-        problem = doctor.examine()["hosts/gang.yaml"]
-        assert "may not get pods/exec, create pods/exec, create services" in problem
+        problem = doctor.examine()["jobs on this host"]
+        assert "does not let this account create services" in problem
         assert "serviceAccountName: trainyard-supervisor" in problem
         doctor.run_on(pods | {"pod": {"serviceAccountName": "trainyard-supervisor"}}, ("train",))
         assert doctor.examine() == {}
@@ -435,8 +383,9 @@ class TestSshHosts:
     def test_an_unreachable_host_is_found(self, doctor, hosts, network):
         network.cut(network.hosts[1])
         doctor.run_on(hosts)
-        name = network.hosts[1]
-        assert f"`ssh {name} true`" in doctor.examine()[f"hosts/lab.yaml: {name}"]
+        problems = doctor.examine()
+        assert list(problems) == [f"hosts/lab.yaml: {network.hosts[1]}"]
+        assert "over ssh" in problems.popitem()[1]
 
     @pytest.mark.hosts
     @pytest.mark.parametrize(
@@ -446,7 +395,10 @@ class TestSshHosts:
             ({"ssh": NO_KEYS}, "Host key verification failed"),
             ({"ssh": f"{NO_KEYS}\nStrictHostKeyChecking no"}, "Host key verification failed"),
             ({"python": "/no/such/python"}, "/no/such/python"),
-            ({"code": "/no/such/code", "python": sys.executable}, "differs"),
+            (
+                {"code": "/no/such/code", "python": sys.executable},
+                "is not the one that Airflow has",
+            ),
         ],
         ids=["login", "host key", "lax", "interpreter", "code"],
     )
@@ -470,4 +422,4 @@ class TestSshHosts:
             doctor.set("storage", root=str(folder))
             doctor.run_on(hosts)
             problems = doctor.examine()
-        assert "does not see" in problems[f"hosts/lab.yaml: {network.hosts[0]}: storage.root"]
+        assert "does not see" in problems[f"hosts/lab.yaml: {network.hosts[0]}"]

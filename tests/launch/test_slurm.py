@@ -13,10 +13,9 @@ from launch.cluster import Cluster, why_not
 from launch.outcomes import assert_same, assert_went_on
 from launch.running import command, starting, wait_until
 
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.errors import ExitCode
 from pipeline_ops.places.slurm import (
     SlurmHosts,
-    SlurmPlace,
     build_batch_script,
     build_sbatch_command,
     count_nodes,
@@ -187,15 +186,6 @@ def test_what_slurm_refuses_is_told_and_not_tried_again(start):
     job = start(lab={"arguments": ["--partition=nowhere"]})
     assert job.end() == ExitCode.CONFIG
     assert "Slurm refuses the job" in job.message() and "invalid partition" in job.message()
-
-
-def test_slurm_is_asked_before_the_first_run_whether_it_would_accept_a_job(cluster):
-    hosts = SlurmHosts(launcher="slurm", nodes=2, cores_per_node=1)
-    assert list(SlurmPlace(hosts).check()) == []
-    assert cluster.jobs() == []
-    wrong = hosts.model_copy(update={"arguments": ["--partition=nowhere"]})
-    with pytest.raises(ConfigError, match="invalid partition"):
-        list(SlurmPlace(wrong).check())
 
 
 @pytest.mark.hosts

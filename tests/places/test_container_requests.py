@@ -137,28 +137,15 @@ def test_another_image_than_that_of_the_plan_starts_no_container(daemon):
     assert not any(request.startswith("POST") for request in daemon.requests)
 
 
-@pytest.mark.parametrize("method", ["check", "check_for_gang"])
-def test_a_check_asks_for_the_image(daemon, method):
-    place = ContainerPlace(make_hosts(daemon=daemon.address))
-    assert list(getattr(place, method)()) == []
-
-
-def test_a_check_pulls_nothing(daemon):
-    [finding] = ContainerPlace(make_hosts(daemon=daemon.address, image="other:1")).check()
-    assert "does not have the image other:1 yet" in finding.problem
-    assert finding.is_warning and "docker pull" in finding.cure
-    assert [each for each in daemon.requests if "POST" in each] == []
-
-
 def test_an_image_that_is_missing_and_never_pulled_is_found(daemon):
     hosts = make_hosts(daemon=daemon.address, image="other:1", pull="never")
     with pytest.raises(ConfigError, match="has no image other:1"):
-        list(ContainerPlace(hosts).check())
+        ContainerPlace(hosts).find_versions([])
 
 
-def test_a_check_finds_that_there_is_no_daemon():
+def test_a_daemon_that_is_not_there_is_told_with_its_cure():
     with pytest.raises(MachineError, match="tcp://127.0.0.1:9 does not answer") as caught:
-        list(ContainerPlace(make_hosts(daemon="tcp://127.0.0.1:9")).check())
+        ContainerPlace(make_hosts(daemon="tcp://127.0.0.1:9")).find_versions([])
     assert caught.value.cure.startswith("Start it, or correct `daemon`")
 
 
@@ -172,7 +159,7 @@ def test_a_check_finds_that_there_is_no_daemon():
 def test_an_image_that_jobs_can_not_use_is_refused(daemon, config, problem):
     daemon.images["jobs"]["Config"] |= config
     with pytest.raises(ConfigError, match=problem):
-        list(ContainerPlace(make_hosts(daemon=daemon.address)).check())
+        ContainerPlace(make_hosts(daemon=daemon.address)).find_versions([])
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,14 @@
-"""The fake API server as the official client sees it, and the questions for rights."""
+"""The fake API server as the official client sees it, and its refusals."""
 
 from __future__ import annotations
 
 import pytest
 from fake_kubernetes import KubernetesCluster
 from fake_kubernetes.hosts import make_hosts
-from fake_kubernetes.rbac import list_rights
 from fake_kubernetes.validation import SCHEMA, make_validator
 
 from pipeline_ops.errors import ConfigError
-from pipeline_ops.places.kubernetes import (
-    GANG_RIGHTS,
-    JOB_RIGHTS,
-    KubernetesClient,
-)
+from pipeline_ops.places.kubernetes import KubernetesClient
 from pipeline_ops.places.kubernetes_manifest import build_gang
 
 
@@ -35,20 +30,16 @@ def open_client(cluster, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("account", "rights"),
-    [("trainyard-airflow", JOB_RIGHTS), ("trainyard-supervisor", GANG_RIGHTS)],
+    ("kind", "verb"), [("services", "create"), ("pods", "delete"), ("networkpolicies", "create")]
 )
-def test_the_rights_that_are_asked_for_are_those_of_the_role(cluster, open_client, account, rights):
-    assert list_rights(rights) == cluster.accounts[account].rights
-    open_client(account).check_rights(rights)
-
-
-def test_missing_rights_are_found_before_anything_is_started(cluster, open_client):
-    with pytest.raises(ConfigError) as caught:
-        open_client("trainyard-airflow").check_rights(GANG_RIGHTS)
-    for resource in ("pods/exec", "services", "networkpolicies"):
-        assert f"create {resource}" in str(caught.value)
-    assert cluster.list_names("jobs") == []
+def test_a_missing_right_is_named_with_the_file_that_has_it(cluster, open_client, kind, verb):
+    account = "trainyard-supervisor" if kind == "pods" else "trainyard-airflow"
+    client = open_client(account)
+    with pytest.raises(ConfigError, match=f"does not let this account {verb} {kind}.*rbac.yaml"):
+        if verb == "create":
+            client.create(kind, {"kind": "Service", "metadata": {"name": "x"}})
+        else:
+            client.delete(kind, "x")
 
 
 def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
@@ -56,7 +47,7 @@ def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
     file.write_text(file.read_text().replace("token-of-admin", "wrong"))
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(ConfigError, match="401"):
-        KubernetesClient(cluster.namespace).check_rights(JOB_RIGHTS)
+        KubernetesClient(cluster.namespace).read("jobs", "x")
 
 
 def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp_path):
@@ -82,7 +73,6 @@ def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
         incluster_config, "SERVICE_CERT_FILENAME", str(cluster._folder / "authority.pem")
     )
     assert KubernetesClient(cluster.namespace).list_pods("gang") == []
-    KubernetesClient(cluster.namespace).check_rights(GANG_RIGHTS)
 
 
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from engines.fetch import RUNNER
-from fake_kubernetes.rbac import Right, list_rights, read_roles
+from fake_kubernetes.rbac import Right, read_roles
 from fake_kubernetes.validation import SCHEMA, make_validator, validate
 
 from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.contract.source_code import CODE_ROOT
-from pipeline_ops.places.kubernetes import GANG_RIGHTS, KubernetesHosts
+from pipeline_ops.places.kubernetes import KubernetesHosts
 from pipeline_ops.places.kubernetes_manifest import build_gang
 
 FOLDER = CODE_ROOT / "docker" / "kubernetes"
@@ -84,7 +84,7 @@ def test_airflow_has_the_rights_of_a_gang_only_with_the_binding_for_it():
         if one["kind"] == "RoleBinding" and one["roleRef"]["name"] == "trainyard-airflow"
     ]
     assert subject in airflow["subjects"]
-    needed = list_rights(GANG_RIGHTS)
+    needed = roles["trainyard-supervisor"]
     assert not needed <= roles["trainyard-airflow"]
     assert needed <= roles["trainyard-airflow"] | roles[binding["roleRef"]["name"]]
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import configparser
 import contextlib
-import dataclasses
-import importlib.metadata
 import json
 import os
 import secrets
@@ -17,27 +15,21 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline_ops.cli.arguments import Commands, add_command, add_config
-from pipeline_ops.config.hosts import Hosts, parse_hosts
+from pipeline_ops.cli.place_checks import check_place, find_uses
+from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig, load_config
 from pipeline_ops.contract.layout import work_folder
 from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
-from pipeline_ops.job.job_code import digest_code
 from pipeline_ops.job.workspace import find_jobs_folder
 from pipeline_ops.launch.train import choose_isolation
-from pipeline_ops.places.open_place import make_place
-from pipeline_ops.places.remote_host import HostRequest, HostResponse
-from pipeline_ops.places.slurm import SlurmHosts
 from pipeline_ops.places.source_download import is_to_be_downloaded
-from pipeline_ops.places.ssh import SshHosts, SshPlace, build_ssh_command
 from pipeline_ops.planning.bucket_check import check_bucket
-from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.raw_data.folder import check_folder, find_raw_folder, read_folder_state
 from pipeline_ops.system.gpus import find_gpu_problem, find_package_problem
@@ -47,13 +39,9 @@ from pipeline_ops.system.host import (
     check_host,
     find_isolation_problem,
 )
-from pipeline_ops.user_code.interpreter import read_versions
 
 _MAX_SKEW_SECONDS = 120.0
-_DISTRIBUTION = "airflow-provider-trainyard"
 _DEVICE_CHECK, _DEVICE_SECONDS, _LOG_TAIL = "pipeline_ops.training.device_check", 300, 2000
-_EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
-"""Packages of which a host has either one: the first with GPUs, the second without."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -68,29 +56,25 @@ def add_parser(commands: Commands) -> None:
 def doctor(arguments: argparse.Namespace) -> int:
     """Check this machine, and all that a pipeline needs.
 
-    Checks Python, disks, limits and GPUs. With a config, also the packages of the
-    jobs, the store, the raw data, the keys, and the hosts, images and clusters that it
-    names. Prints each problem with its cure. The exit status is 0 if there is none,
-    and 75 if there is one. Warnings do not count. Writes files to the store and
-    removes them, and runs a small job on Flink or Spark. Pulls no image. With --gpu,
-    names the devices, adds over all of them, and compares a short training on one with
-    one on all.
+    Checks Python, disks, limits and GPUs. With a config, also the store and the raw
+    data, and starts a job that only checks in each place that the config names: on
+    this host, on each host over ssh, in a container, a pod or a Slurm job, and with
+    the agents of a gang on its hosts. If it passes, a job starts there. Prints each
+    problem with its cure. The exit status is 0 if there is none, and 75 if there is
+    one. Warnings do not count. Writes files to the store and removes them, and runs a
+    small job on Flink or Spark. With --gpu, names the devices, adds over all of them,
+    and compares a short training on one with one on all.
     """
-    findings = list(find_all(arguments.config))
-    if arguments.gpu:
-        findings += check_gpus()
+    findings = []
+    for finding in find_all(arguments.config, has_gpus=arguments.gpu):
+        findings.append(finding)
+        if not arguments.json:
+            _print_finding(finding)
     problems = [each for each in findings if each.problem and not each.is_warning]
     if arguments.json:
         values = [each.model_dump(mode="json") for each in findings]
         print(json.dumps({"is_healthy": not problems, "findings": values}, indent=2))
     else:
-        for finding in findings:
-            if not finding.problem:
-                print(f"ok       {finding.check}")
-                continue
-            kind = "warning" if finding.is_warning else "PROBLEM"
-            text = f"{finding.problem}\n{finding.cure}".strip().replace("\n", "\n         ")
-            print(f"{kind:<9}{finding.check}: {text}")
         num_passed = sum(not each.problem for each in findings)
         print(
             f"{len(findings)} checks: {num_passed} passed, {len(problems)} with a problem, "
@@ -99,8 +83,24 @@ def doctor(arguments: argparse.Namespace) -> int:
     return ExitCode.RETRY if problems else ExitCode.SUCCESS
 
 
-def find_all(file: Path | None) -> Iterator[Finding]:
-    """Yields the findings of all checks."""
+def _print_finding(finding: Finding) -> None:
+    if not finding.problem:
+        print(f"ok       {finding.check}", flush=True)
+        return
+    kind = "warning" if finding.is_warning else "PROBLEM"
+    text = f"{finding.problem}\n{finding.cure}".strip().replace("\n", "\n         ")
+    print(f"{kind:<9}{finding.check}: {text}", flush=True)
+
+
+def find_all(file: Path | None, has_gpus: bool) -> Iterator[Finding]:
+    """Yields the findings of all checks, each once it is there."""
+    yield from find_problems(file)
+    if has_gpus:
+        yield from check_gpus()
+
+
+def find_problems(file: Path | None) -> Iterator[Finding]:
+    """Yields the findings of all checks but those of the GPUs' results."""
     config = None
     if file is not None:
         try:
@@ -115,15 +115,16 @@ def find_all(file: Path | None) -> Iterator[Finding]:
     yield from check_host(folders)
     if config is None:
         return
-    yield from check_packages(config)
     yield from check_executor(config)
     cure = f"Correct `storage` in {config.file}, or give this user the right to write there."
-    yield from _examine("storage.root", _check_store(config), cure)
+    store = list(_examine("storage.root", _check_store(config), cure))
+    yield from store
     cure = f"Correct preprocess.source in {config.file}."
     yield from _examine("preprocess.source", _check_raw_data(config), cure)
     yield from check_engine(config)
-    yield from check_places(config)
     yield from check_gang_ports(config)
+    if not any(each.problem and not each.is_warning for each in store):
+        yield from check_places(config)
 
 
 def check_gpus() -> list[Finding]:
@@ -242,57 +243,6 @@ def check_engine(config: PipelineConfig) -> Iterator[Finding]:
         yield _make_finding(name, error, f"Correct preprocess.runner{workers}.")
 
 
-def check_packages(config: PipelineConfig) -> Iterator[Finding]:
-    """Compares the installed packages with what Trainyard declares, for each local job."""
-    places = {task: config.find_job_hosts(task) for task in TASKS}
-    jobs = [task for task, hosts in places.items() if hosts is None or hosts.is_this_host]
-    interpreters = {(config.resolve_interpreter(task), _find_extras([task])[0]) for task in jobs}
-    for python, extra in sorted(interpreters, key=str):
-        check = f"packages of {extra} jobs"
-        place = f"{python or 'this environment'}, or let the task run elsewhere (runs_on)"
-        try:
-            versions = read_versions(python, list_packages([extra]))
-            yield _compare_packages(check, [extra], versions, place)
-        except ConfigError as error:
-            yield _make_finding(check, error, "Correct `python` in the hosts file.")
-
-
-def _find_extras(tasks: Iterable[str]) -> list[str]:
-    """The extras that the jobs of tasks need. All but the first one use TensorFlow."""
-    return sorted({task if task == "preprocess" else "train" for task in tasks})
-
-
-def list_packages(extras: Sequence[str]) -> list[str]:
-    """Lists the packages that jobs with these extras need."""
-    wanted = _find_requirements(extras)
-    return sorted({*wanted, *(_EQUIVALENTS[name] for name in wanted if name in _EQUIVALENTS)})
-
-
-def _find_requirements(extras: Sequence[str]) -> dict[str, Requirement]:
-    declared = map(Requirement, importlib.metadata.requires(_DISTRIBUTION) or [])
-    return {
-        each.name: each
-        for each in declared
-        if (marker := each.marker) and any(marker.evaluate({"extra": extra}) for extra in extras)
-    }
-
-
-def _compare_packages(
-    check: str, extras: Sequence[str], found: Mapping[str, str], place: str
-) -> Finding:
-    problems = []
-    for name, requirement in sorted(_find_requirements(extras).items()):
-        version = found.get(name, found.get(_EQUIVALENTS.get(name, "")))
-        if version is None:
-            problems.append(f"{name} is not installed")
-        elif not requirement.specifier.contains(version, prereleases=True):
-            problems.append(f"{name} is {version}, and {requirement.specifier} is needed")
-    if not problems:
-        return Finding(check=check)
-    cure = f"Install Trainyard from a clone (pip install '.[{','.join(extras)}]') into {place}."
-    return Finding(check=check, problem="; ".join(problems), cure=cure)
-
-
 def check_executor(config: PipelineConfig) -> Iterator[Finding]:
     """Finds the tasks whose jobs would die with the pods of their Airflow tasks."""
     executors = os.environ.get("AIRFLOW__CORE__EXECUTOR", "")
@@ -317,48 +267,11 @@ def check_executor(config: PipelineConfig) -> Iterator[Finding]:
     yield from problems or [Finding(check="Airflow's executor")]
 
 
-@dataclasses.dataclass
-class _Use:
-    """The use of a hosts file by a pipeline: the tasks whose jobs run there, and the gang.
-
-    `has_gang` says whether the gang of the train job works there, and `starts_gang` whether the
-    Airflow worker starts it.
-    """
-
-    hosts: Hosts
-    tasks: list[str] = dataclasses.field(default_factory=list)
-    has_gang: bool = False
-    starts_gang: bool = False
-
-    @property
-    def users(self) -> list[str]:
-        return [*self.tasks, *(["train"] if self.has_gang else [])]
-
-
 def check_places(config: PipelineConfig) -> Iterator[Finding]:
-    """Checks each hosts file that the config names. A check that fails is a finding.
-
-    The gang of a train job with `runs_on` is left to that job, which alone needs to reach it.
-    """
-    uses: dict[str, _Use] = {}
-    for task in TASKS:
-        if hosts := config.find_job_hosts(task):
-            uses.setdefault(getattr(config, task).runs_on, _Use(hosts)).tasks.append(task)
-    if config.hosts and config.train.hosts:
-        supervisor = config.find_job_hosts("train")
-        starts_gang = supervisor is None or supervisor.is_this_host
-        if starts_gang or config.train.hosts in uses:
-            use = uses.setdefault(config.train.hosts, _Use(config.hosts))
-            use.has_gang, use.starts_gang = True, starts_gang
-        else:
-            yield Finding(check=f"hosts/{config.train.hosts}.yaml (left to the train job)")
-    for name, use in uses.items():
-        check = f"hosts/{name}.yaml"
-        cure = f"Start what {check} names, or correct that file."
-        if isinstance(use.hosts, SshHosts):
-            yield from _examine(check, _check_ssh_hosts(check, use.hosts, use, config), cure)
-        elif not (use.hosts.is_this_host or use.hosts.launcher == "tf_config"):
-            yield from _examine(check, _check_place(check, use), cure)
+    """Starts a job that only checks in each place that the config names, one after the other."""
+    for use in find_uses(config):
+        cure = f"Start what {use.name} names, or correct that file."
+        yield from _examine(use.name, check_place(config, use), cure)
 
 
 def check_gang_ports(config: PipelineConfig) -> Iterator[Finding]:
@@ -375,83 +288,3 @@ def check_gang_ports(config: PipelineConfig) -> Iterator[Finding]:
         cure=f"{problem.cure}." if problem else "",
         is_warning=bool(problem) and isolation != "always",
     )
-
-
-def _check_place(check: str, use: _Use) -> Iterator[Finding]:
-    """Checks a container engine, a cluster or Slurm. The packages in an image are not looked at."""
-    place = make_place(use.hosts)
-    findings = list(place.check()) if use.tasks else []
-    if use.starts_gang:
-        findings += [each for each in place.check_for_gang() if each not in findings]
-    if use.tasks and isinstance(use.hosts, SlurmHosts):
-        extras = _find_extras(use.users)
-        versions = place.find_versions(list_packages(extras))
-        python = f"{use.hosts.python or sys.executable} there"
-        findings.append(_compare_packages(check, extras, versions, python))
-    yield from (each.model_copy(update={"check": check}) for each in findings if each.problem)
-
-
-def _check_ssh_hosts(
-    check: str, hosts: SshHosts, use: _Use, config: PipelineConfig
-) -> Iterator[Finding]:
-    place, first = SshPlace(hosts), None
-    # Those whose versions can change a result, and those that the jobs need.
-    packages = {package for task in use.users for package in KINDS[task].packages}
-    request = HostRequest(packages=sorted({*packages, *list_packages(_find_extras(use.users))}))
-    for host in hosts.hosts:
-        where = f"{check}: {host.name}"
-        try:
-            response = place.ask(host.name, "check", request)
-        except TrainyardError as error:
-            cure = f"Start {host.name}, or correct its name and the login in {check}. "
-            cure += f"`ssh {host.name} true` must end without a question."
-            yield _make_finding(where, error, cure)
-            continue
-        first = first or response
-        findings = list(_check_host(where, response, use))
-        pairs = set(response.versions.items()) ^ set(first.versions.items())
-        differing = sorted(f"{name} {version}" for name, version in pairs if name in packages)
-        if differing:
-            problem = f"its packages differ from those of the first host: {', '.join(differing)}"
-            cure = "Install the same requirements on all hosts."
-            findings.append(Finding(check=f"{where}: packages", problem=problem, cure=cure))
-        yield from [each for each in findings if each.problem] or [Finding(check=where)]
-    if config.root.is_local and config.root.local.exists():
-        yield from _check_shared_folder(check, hosts, config)
-
-
-def _check_host(where: str, response: HostResponse, use: _Use) -> Iterator[Finding]:
-    for each in response.findings:
-        yield each.model_copy(update={"check": f"{where}: {each.check}"})
-    if response.code != digest_code():
-        yield Finding(
-            check=f"{where}: code",
-            problem=f"its copy of Trainyard (digest {response.code}) differs from this one",
-            cure="Install the same version there, and correct `code` in the hosts file.",
-        )
-    if abs(response.time - time.time()) > _MAX_SKEW_SECONDS:
-        yield Finding(
-            check=f"{where}: clock",
-            problem=f"its clock differs by {response.time - time.time():.0f} s",
-            cure="Set its clock, as with chrony.",
-        )
-    packages, python = f"{where}: packages", f"{use.hosts.python or sys.executable} there"
-    yield _compare_packages(packages, _find_extras(use.users), response.versions, python)
-
-
-def _check_shared_folder(check: str, hosts: SshHosts, config: PipelineConfig) -> Iterator[Finding]:
-    """Looks whether the hosts see a file of the storage root, if that is a folder."""
-    probe = config.root / ".probe.shared"
-    try:
-        probe.write(b"")
-        for host in hosts.hosts:
-            command = build_ssh_command(hosts, host.name, ["test", "-e", str(probe)])
-            done = subprocess.run(command, capture_output=True, timeout=60)
-            if done.returncode == 1:
-                yield Finding(
-                    check=f"{check}: {host.name}: storage.root",
-                    problem=f"it does not see {config.root}",
-                    cure="Mount the same file system there, or keep the storage root in a bucket.",
-                )
-    finally:
-        probe.remove()

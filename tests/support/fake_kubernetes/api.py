@@ -96,11 +96,6 @@ class Api:
 
     def build_app(self) -> ASGIApp:
         routes: list[Route | WebSocketRoute] = [
-            Route(
-                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-                self._review,
-                methods=["POST"],
-            ),
             WebSocketRoute("/api/v1/namespaces/{namespace}/pods/{name}/exec", self._exec),
             Route("/api/v1/namespaces/{namespace}/pods/{name}/log", self._read_log),
         ]
@@ -251,21 +246,6 @@ class Api:
             await websocket.send_denial_response(refusal)
             return
         await self._run_command(websocket, pod)
-
-    async def _review(self, request: Request) -> Response:
-        account = self._find_account(request)
-        if account is None:
-            return make_status(401, "Unauthorized")
-        body = await request.json()
-        if problems := [text for text in validate(body) if "metadata.name" not in text]:
-            return make_status(422, "; ".join(problems))
-        wanted = body["spec"]["resourceAttributes"]
-        resource = wanted["resource"] + (
-            f"/{wanted['subresource']}" if wanted.get("subresource") else ""
-        )
-        right = Right(wanted.get("group") or "", resource, wanted["verb"])
-        is_allowed = account.rights is None or right in account.rights
-        return JSONResponse(body | {"status": {"allowed": is_allowed}}, 201)
 
     def _find_account(self, request: HTTPConnection) -> Account | None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +15,6 @@ class Right(NamedTuple):
     group: str
     resource: str
     verb: str
-
-
-def list_rights(verbs: Mapping[str, str]) -> frozenset[Right]:
-    """The rights in a table such as `JOB_RIGHTS`."""
-    return frozenset(
-        Right(*path.split("/", 1), verb) for path, line in verbs.items() for verb in line.split()
-    )
 
 
 @dataclass

@@ -37,8 +37,7 @@ from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardErro
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     format_json,
-    make_write_error,
-    open_private_folder,
+    open_or_make_private_folder,
     remove_own_folder,
     staging_folder,
     write_atomically,
@@ -178,14 +177,10 @@ def make_local_folder(place: StorePath) -> Path:
     folder = find_local_folder(place)
     if place.is_local:
         return folder
-    try:
-        folder.parent.parent.mkdir(parents=True, exist_ok=True)
-        for each in (folder.parent, folder):
-            each.mkdir(mode=0o700, exist_ok=True)
-            with open_private_folder(each, f"set {LOCAL_FOLDER_VARIABLE} to another folder"):
-                pass
-    except OSError as error:
-        raise make_write_error(folder, error) from error
+    for each in (folder.parent, folder):
+        alternative = f"set {LOCAL_FOLDER_VARIABLE} to another folder"
+        with open_or_make_private_folder(each, alternative):
+            pass
     return folder
 
 

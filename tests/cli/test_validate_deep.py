@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
 
 
 @pytest.mark.training
-def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsys):
+def test_a_model_that_can_be_trained_passes(user_package, pictures, capsys):
     more = (
         "train.loss=acme_vision.objectives:focal_loss",
         "train.metrics=[acme_vision.objectives:brier]",
@@ -51,13 +50,7 @@ def test_a_model_that_can_be_trained_is_built_once(user_package, pictures, capsy
     code, output = deep(capsys, pictures, SMALL, *more)
     assert code == 0, output
     assert "the model acme_vision.nets:smooth accepts them" in output
-    [verdict] = (pictures.parent / "root" / "checked").iterdir()
-    before, started = verdict.stat().st_mtime_ns, time.process_time()
-    assert deep(capsys, pictures, SMALL, *more)[0] == 0
-    print(f"{time.process_time() - started:.2f} s of a core for the second look")
-    assert verdict.stat().st_mtime_ns == before
-    assert deep(capsys, pictures, SMALL)[0] == 0
-    assert len(list(verdict.parent.iterdir())) == 2  # without the loss, it is another training
+    assert not (pictures.parent / "root").exists()  # nothing is written into the store
 
 
 INVERT = """

@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start hardly any process.
 UNIT := $(addprefix tests/,config contract job pages storage system user_code orchestration/test_orphan_reaper.py) \
-    $(addprefix tests/test_,borders.py decisions.py groups.py names.py security_page.py)
+    $(addprefix tests/test_,borders.py decisions.py groups.py names.py reach.py security_page.py)
 # Heavy tests: the marks of pyproject.toml, in the order of .ci/groups.py.
 GROUPS := airflow stores hosts kubernetes containers engines faults training models tutorials scale
 EMPTY :=

@@ -5,7 +5,6 @@ It checks the host, Airflow, the store, the data, and the places of jobs.
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import contextlib
 import dataclasses
@@ -19,11 +18,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from packaging.requirements import Requirement
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_config
+from pipeline_ops.cli.arguments import OptionalConfigFile
 from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig, load_config
 from pipeline_ops.contract.layout import work_folder
@@ -56,16 +57,13 @@ _EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
 """Packages of which a host has either one: the first with GPUs, the second without."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, doctor)
-    add_config(parser, nargs="?")
-    parser.add_argument(
-        "--gpu", action="store_true", help="Also compute on the GPUs of this host, for a minute."
-    )
-    parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
-
-
-def doctor(arguments: argparse.Namespace) -> int:
+def doctor(
+    config_file: OptionalConfigFile = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also compute on the GPUs of this host, for a minute.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
     """Check this machine, and all that a pipeline needs.
 
     Checks Python, disks, limits and GPUs. With a config, also the packages of the
@@ -76,11 +74,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     names the devices, adds over all of them, and compares a short training on one with
     one on all.
     """
-    findings = list(find_all(arguments.config))
-    if arguments.gpu:
+    findings = list(find_all(config_file))
+    if gpu:
         findings += check_gpus()
     problems = [each for each in findings if each.problem and not each.is_warning]
-    if arguments.json:
+    if as_json:
         values = [each.model_dump(mode="json") for each in findings]
         print(json.dumps({"is_healthy": not problems, "findings": values}, indent=2))
     else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import keyword
 import re
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from pipeline_ops.cli.arguments import Commands, add_command
+import typer
+
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config import sources
 from pipeline_ops.errors import ConfigError
@@ -19,33 +20,25 @@ from pipeline_ops.user_code import stages as user_stages
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
 _MAX_LINE = 100  # of the catalogue, by its linter
 _TAKEN = "{name}: a {kind} or a module of this name already exists. Choose another name."
-_PACKAGE_HELP = "Your own Python package, in the current folder or in src/."
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, new_stage)
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="Name of the stage in the YAML: lowercase letters, digits and _.",
-    )
-    parser.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
-    parser = add_command(commands, new_source)
-    parser.add_argument(
-        "name", metavar="NAME", help="Name of the source: lowercase letters, digits and _."
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--folder",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("configs"),
-        help="Folder of the configs. The default is configs.",
-    )
-    place.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
+_Package = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PACKAGE", help="Your own Python package, in the current folder or in src/."
+    ),
+]
 
 
-def new_stage(arguments: argparse.Namespace) -> int:
+def new_stage(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the stage in the YAML: lowercase letters, digits and _."
+        ),
+    ],
+    package: _Package = None,
+) -> int:
     """Create a preprocessing stage, with a test.
 
     Writes a working stage that you then change. It goes into beam_jobs/stages/ and
@@ -54,7 +47,6 @@ def new_stage(arguments: argparse.Namespace) -> int:
     """
     from beam_jobs import stages
 
-    name, package = arguments.name, arguments.package
     _validate_name("stage", name)
     if name == "serve":
         raise ConfigError(
@@ -85,14 +77,26 @@ def new_stage(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def new_source(arguments: argparse.Namespace) -> int:
+def new_source(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the source: lowercase letters, digits and _."),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the configs. Default: configs."),
+    ] = None,
+    package: _Package = None,
+) -> int:
     """Create a source of raw data, with a test.
 
     Writes a working source that you then change. It goes next to the configs. With
     --package, it goes into your own package, and an entry point is added to
     pyproject.toml. Overwrites no existing file.
     """
-    name, package, folder = arguments.name, arguments.package, arguments.folder
+    if folder and package:
+        raise typer.BadParameter("not allowed with --package", param_hint="--folder")
+    folder = folder or Path("configs")
     _validate_name("source", name)
     is_taken = not package and importlib.util.find_spec(name) is not None
     if is_taken or name in sources.CATALOGUE_TYPES or name == sources.BEAM_TAG:

@@ -32,8 +32,7 @@ _COMMANDS = {
     "stages": "List the preprocessing stages, or describe one.",
     "reference": "Print every key of a pipeline's YAML and of a hosts file as Markdown.",
     "schema": "Print the JSON Schema of a pipeline's YAML, for editors.",
-    "new-stage": "Create a preprocessing stage, with a test.",
-    "new-source": "Create a source of raw data, with a test.",
+    "new": "Create a preprocessing stage or a source of raw data, with a test.",
     "preview": "Draw raw examples before and after the stages, with labels and boxes.",
     "compare": "Compare two runs side by side.",
     "import-od-api": "Convert a pipeline.config of the TensorFlow Object Detection API.",
@@ -42,7 +41,7 @@ _COMMANDS = {
 
 A command is the function of its name, in the module of its name unless `_MODULES` has another.
 """
-_MODULES = {"stages": "reference", "new_stage": "scaffold", "new_source": "scaffold"}
+_MODULES = {"stages": "reference"}
 _BROKEN_PIPE_EXIT_STATUS = 141
 
 

@@ -68,7 +68,7 @@ def stages(
             print(f"    {line}")
     print(
         "\nDescribe the parameters of a stage: trainyard stages NAME\n"
-        "Create a new stage: trainyard new-stage NAME"
+        "Create a new stage: trainyard new stage NAME"
     )
     return 0
 

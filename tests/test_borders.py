@@ -100,7 +100,10 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         SHARED | {"export", "models", "input", "served"},
         TENSORFLOW | {"jinja2", "google", "onnxruntime", "tf2onnx"},
     ),
-    "pipeline_ops/cli/commands/compare.py": (up_to("planning") | {"cli", "evaluation"}, {"rich"}),
+    "pipeline_ops/cli/commands/compare.py": (
+        up_to("planning") | {"cli", "evaluation"},
+        {"rich", "typer"},
+    ),
     "pipeline_ops/od_api": (SHARED | {"od_api", "beam_jobs"}, {"google", "yaml"}),
     "pipeline_ops/cli/drawing.py": (
         up_to("planning") | {"cli", "beam_jobs"},
@@ -112,7 +115,7 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         | {"orchestration.airflow_connections", "cli", "launch", "od_api"}
         | {"orchestration.job_handle", "orchestration.job_start"}  # without Airflow
         | {"beam_jobs.stages", "beam_jobs"},
-        {"httpx", "jinja2", "packaging", "psutil", "rich", "yaml"},
+        {"httpx", "jinja2", "packaging", "psutil", "rich", "typer", "yaml"},
     ),
     "beam_jobs/download.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),
     "beam_jobs/sources/tfds.py": (SHARED | {"beam_jobs"}, {"tensorflow_datasets"}),

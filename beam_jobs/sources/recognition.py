@@ -35,7 +35,7 @@ _FIFTYONE = (
     "Convert it: fiftyone convert --input-dir {} --input-type fiftyone.types.FiftyOneDataset "
     "--output-dir {}-coco --output-type fiftyone.types.COCODetectionDataset"
 )
-_OWN = "Write a source of your own: trainyard new-source my_source (docs/add-a-source.md)"
+_OWN = "Write a source of your own: trainyard new source my_source (docs/add-a-source.md)"
 _OTHER_TOOLS: Mapping[str, tuple[set[str], str]] = {
     # The keys of a file of JSON, or of its first item or line, and the cure for a folder.
     "Supervisely": ({"size", "tags", "objects"}, 'Export it with Supervisely\'s "Export to COCO"'),

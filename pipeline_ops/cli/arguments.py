@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import inspect
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from pipeline_ops.config.model_data_rules import check_model_for_data
 from pipeline_ops.config.notify import check_notifiers
@@ -24,44 +23,29 @@ from pipeline_ops.user_code.models import check_names, digest_user_code
 if TYPE_CHECKING:
     from beam_jobs.sources import SourceData
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the pipeline.")]
+OptionalConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the pipeline.")
+]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="Override one value of the config, for example train.epochs=3. Can be repeated.",
+    ),
+]
 
 
-def add_command(
-    commands: Commands, command: Callable[[argparse.Namespace], int], name: str = "", text: str = ""
-) -> argparse.ArgumentParser:
-    """Adds a command, a function of the parsed arguments that returns the exit status.
-
-    Its docstring, or `text`, is the help, in lines of at most 80 characters. The first line is one
-    sentence, also for the list of the commands.
-    """
-    text = text or inspect.getdoc(command) or ""
-    parser = commands.add_parser(
-        name or command.__name__.replace("_", "-"),
-        help=text.partition("\n")[0],
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(command=command)
-    return parser
-
-
-def add_config(parser: argparse.ArgumentParser, nargs: Literal["?"] | None = None) -> None:
-    parser.add_argument(
-        "config", metavar="CONFIG", type=Path, nargs=nargs, help="YAML file of the pipeline."
-    )
-
-
-def add_configs(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
-    """Adds one or more configs. If there is a default, they may be left out."""
-    parser.add_argument(
-        "configs",
+def make_configs_argument(default: Path | None = None) -> Any:
+    """Returns the argument for one or more configs. If there is a default, it may be left out."""
+    return typer.Argument(
         metavar="CONFIG",
-        type=Path,
-        nargs="*" if default else "+",
-        default=[default],
-        help="YAML files of pipelines, or folders with such files."
-        + (f" Default: the folder {default.name}." if default else ""),
+        default_factory=(lambda: [default]) if default else None,
+        show_default=f"the folder {default.name}" if default else False,
+        help="YAML files of pipelines, or folders with such files.",
     )
 
 
@@ -73,33 +57,6 @@ def list_config_files(paths: Sequence[Path]) -> list[Path]:
         f"{', '.join(map(str, paths))}: no YAML files found. "
         "Pass a config, or a folder with configs."
     )
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="Override one value of the config, for example train.epochs=3. Can be repeated.",
-    )
-
-
-def make_int_parser(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Returns a `type` of an argument that takes whole numbers in this range."""
-
-    def parse(text: str) -> int:
-        if text.isdecimal() and low <= int(text) <= (high or math.inf):
-            return int(text)
-        bounds = f"from {low} to {high}" if high else f"of at least {low}"
-        raise argparse.ArgumentTypeError(f"must be a number {bounds}, got {text}")
-
-    return parse
-
-
-def add_output(parser: argparse.ArgumentParser, name: str, help_text: str) -> None:
-    parser.add_argument("--output", metavar=name, type=Path, help=help_text)
 
 
 def parse_overrides(

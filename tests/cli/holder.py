@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline_ops.cli.commands.run import Stopped, handle_stop_signals
 from pipeline_ops.cli.embedded_airflow import AirflowHome, embedded_airflow
+from pipeline_ops.cli.stop_signals import Stopped, handle_stop_signals
 from pipeline_ops.errors import TrainyardError
 
 

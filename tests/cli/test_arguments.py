@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pipeline_ops.cli.arguments import parse_overrides
+from pipeline_ops.cli.main import COMMANDS
 from pipeline_ops.errors import ConfigError, ExitCode
 
 
@@ -28,17 +29,40 @@ def test_an_override_that_is_none_is_refused_and_quoted(text):
 def test_help_lists_every_command_and_imports_nothing_heavy():
     code = (
         "import sys; from pipeline_ops.cli.main import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
+        "main(['--help'])\n"
         "print(sorted({'airflow', 'tensorflow', 'keras', 'apache_beam', 'numpy', 'rich', "
-        "'httpx', 'beam_jobs'} & {*sys.modules}))"
+        "'httpx', 'beam_jobs', 'pydantic'} & {*sys.modules}))"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert output.splitlines()[-1] == "[]"
-    some = "run ui validate explain models stages new-stage preview import-od-api init"
-    assert {*some.split()} <= {*re.findall(r"^    ([a-z-]+)\s", output, re.MULTILINE)}
+    some = "run ui validate explain models stages new preview import-od-api init"
+    assert {*some.split()} <= {*re.findall(r"^  ([a-z-]+)\s", output, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", COMMANDS.commands)
+def test_the_list_of_commands_has_the_first_line_of_the_help_of_each(command, name):
+    listed = COMMANDS.commands[name].get_short_help_str()
+    assert command(name, "--help").split("\n\n")[1].strip() == listed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "Missing command"),
+        ("rum", "No such command 'rum'. Did you mean 'run'?"),
+        ("run", "Missing argument 'CONFIG'"),
+        ("run a.yaml b.yaml", "unexpected extra argument(s) (b.yaml)"),
+        ("run --fast a.yaml", "No such option: --fast"),
+        ("models promote a.yaml one", "Invalid value for 'VERSION'"),
+        ("tensorboard --port 70000", "less than or equal to 65535"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_the_usage(command, words, message):
+    error = command(*words.split(), status=2)
+    assert message in error
+    assert error.startswith("Usage: trainyard") and "--help' for help." in error
 
 
 def test_stages_lists_the_catalogue_with_parameters(command):

@@ -17,12 +17,12 @@ import yaml
 from config_files import write_config
 from editor_schema import find_problems
 from job_chain import run_jobs
+from typer.core import TyperGroup
 
 from beam_jobs.io import raw
 from beam_jobs.stages import check_stages
 from beam_jobs.stages.decode import Decode
-from pipeline_ops.cli.commands import models
-from pipeline_ops.cli.main import make_parser
+from pipeline_ops.cli.main import COMMANDS
 from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.config.model_catalogue import CATALOGUE
 from pipeline_ops.config.pipeline import load_config
@@ -134,11 +134,23 @@ def command_lines(block: Block) -> list[list[str]]:
     return [line for line in words if line]
 
 
+def parse_command_line(words: list[str]) -> None:
+    """Parses the words as the command does, and runs nothing. Raises TyperException."""
+    name, command, context = "trainyard", COMMANDS, None
+    while command:
+        context = command.make_context(name, words, parent=context)
+        words = [*context._protected_args, *context.args]
+        is_group = isinstance(context.command, TyperGroup)
+        name, command, words = (
+            context.command.resolve_command(context, words) if is_group else ("", None, [])
+        )
+
+
 @in_language("sh")
 def test_a_command_exists_and_takes_these_arguments(block):
     for program, *arguments in command_lines(block):
         if Path(program).name == "trainyard":
-            make_parser().parse_args(models.insert_default_action(arguments))
+            parse_command_line(arguments)
         elif program == "make":
             done = subprocess.run(
                 ["make", "-n", *arguments], cwd=CODE_ROOT, capture_output=True, text=True

@@ -9,7 +9,6 @@ than `SECONDS` of the processor. It has `MEMORY_BYTES` more address space than b
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import functools
@@ -526,12 +525,8 @@ def read_source(reader: str, rng: random.Random, folder: Path) -> None:
 def write_first_config(raw: Path, output: Path) -> None:
     from pipeline_ops.cli.commands.init import init
 
-    arguments = argparse.Namespace(
-        **{"path": raw, "output": output, "type": None, "source": [], "minutes": 1},
-        **{"weights": None, "no_measure": True, "force": False},
-    )
     with hidden_output(), contextlib.suppress(DataError, ConfigError):
-        init(arguments)
+        init(raw, output, no_measure=True)
 
 
 def hidden_output() -> contextlib.AbstractContextManager:
@@ -570,9 +565,8 @@ def import_config(rng: random.Random, folder: Path) -> None:
     write_files(
         folder, {"train.record": records, "eval.record": records, "labels.pbtxt": label_map}
     )
-    arguments = argparse.Namespace(pipeline_config=config, output=folder / "a.yaml", name="")
     with hidden_output(), contextlib.suppress(DataError, ConfigError):
-        import_od_api(arguments)
+        import_od_api(config, folder / "a.yaml")
 
 
 @functools.cache

@@ -5,12 +5,12 @@ It starts no job.
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_output
+import typer
+
 from pipeline_ops.cli.run_view import make_console
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.layout import Layout
@@ -24,31 +24,35 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, compare)
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs=2,
-        help="Folder of a run, runs/<pipeline>/<run id>. With --config, a run id suffices.",
-    )
-    parser.add_argument(
-        "--config", metavar="CONFIG", type=Path, help="YAML file of the pipeline of the runs."
-    )
-    add_output(
-        parser,
-        "FILE.html",
-        "HTML page to write. Default: <pipeline>-comparison.html in the current folder.",
-    )
-
-
-def compare(arguments: argparse.Namespace) -> int:
+def compare(
+    first_run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, runs/<pipeline>/<run id>. With --config, a run id suffices.",
+        ),
+    ],
+    second_run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run that is compared with it.")
+    ],
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="CONFIG", help="YAML file of the pipeline of the runs."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="HTML page to write. Default: <pipeline>-comparison.html in the current folder.",
+        ),
+    ] = None,
+) -> int:
     """Compare two runs side by side.
 
     Prints a table and writes a page: metrics, curves, classes, and what changed
     between the runs.
     """
-    folders = [_find_run_folder(run, arguments.config) for run in arguments.runs]
+    folders = [_find_run_folder(run, config_file) for run in (first_run, second_run)]
     from pipeline_ops.evaluation.compare import (
         build_fact_rows,
         build_metric_rows,
@@ -60,7 +64,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
     first, second = map(read_run, folders)
     pipeline = second.manifests["evaluate"].pipeline
-    output = arguments.output or Path(f"{pipeline}-comparison.html")
+    output = output or Path(f"{pipeline}-comparison.html")
     write_atomically(output, render_comparison(pipeline, first, second).encode())
     console = make_console(stderr=False)
     metrics, facts = build_metric_rows(first, second), build_fact_rows(first, second)

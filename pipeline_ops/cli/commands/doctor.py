@@ -5,7 +5,6 @@ It checks the host, Airflow, the store, the data, and the places of jobs.
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import contextlib
 import json
@@ -17,10 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_config
+from pipeline_ops.cli.arguments import OptionalConfigFile
 from pipeline_ops.cli.place_checks import check_place, find_uses
 from pipeline_ops.config.hosts import parse_hosts
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig, load_config
@@ -44,16 +45,13 @@ _MAX_SKEW_SECONDS = 120.0
 _DEVICE_CHECK, _DEVICE_SECONDS, _LOG_TAIL = "pipeline_ops.training.device_check", 300, 2000
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, doctor)
-    add_config(parser, nargs="?")
-    parser.add_argument(
-        "--gpu", action="store_true", help="Also compute on the GPUs of this host, for a minute."
-    )
-    parser.add_argument("--json", action="store_true", help="Print the findings as JSON.")
-
-
-def doctor(arguments: argparse.Namespace) -> int:
+def doctor(
+    config_file: OptionalConfigFile = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also compute on the GPUs of this host, for a minute.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
     """Check this machine, and all that a pipeline needs.
 
     Checks Python, disks, limits and GPUs. With a config, also the store and the raw
@@ -66,12 +64,12 @@ def doctor(arguments: argparse.Namespace) -> int:
     and compares a short training on one with one on all.
     """
     findings = []
-    for finding in find_all(arguments.config, has_gpus=arguments.gpu):
+    for finding in find_all(config_file, has_gpus=gpu):
         findings.append(finding)
-        if not arguments.json:
+        if not as_json:
             _print_finding(finding)
     problems = [each for each in findings if each.problem and not each.is_warning]
-    if arguments.json:
+    if as_json:
         values = [each.model_dump(mode="json") for each in findings]
         print(json.dumps({"is_healthy": not problems, "findings": values}, indent=2))
     else:

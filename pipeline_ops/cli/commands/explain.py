@@ -6,17 +6,16 @@ training. It reaches no host for that.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_config,
-    add_overrides,
+    ConfigFile,
+    Overrides,
     load_checked,
     parse_overrides,
 )
@@ -49,25 +48,24 @@ class Forecast(NamedTuple):
     reason: str
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, explain)
-    add_config(parser)
-    parser.add_argument(
-        "--hosts",
-        action="store_true",
-        help="Show instead where each task runs, the host and the role of each training process, "
-        "and the request to Slurm or Kubernetes. Contacts no host.",
-    )
-    add_overrides(parser)
-
-
-def explain(arguments: argparse.Namespace) -> int:
+def explain(
+    config_file: ConfigFile,
+    overrides: Overrides,
+    hosts: Annotated[
+        bool,
+        typer.Option(
+            "--hosts",
+            help="Show instead where each task runs, the host and the role of each training "
+            "process, and the request to Slurm or Kubernetes. Contacts no host.",
+        ),
+    ] = False,
+) -> int:
     """Show which tasks a run would execute, which are cached, and why.
 
     Starts no job.
     """
-    config = load_checked(arguments.config, parse_overrides(arguments.overrides))
-    if arguments.hosts:
+    config = load_checked(config_file, parse_overrides(overrides))
+    if hosts:
         print("\n\n".join(_describe_hosts(config)))
         return 0
     for task, action, reason in _forecast_run(config):

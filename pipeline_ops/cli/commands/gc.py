@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
+from typing import Annotated
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_configs, list_config_files
+import typer
+
+from pipeline_ops.cli.arguments import list_config_files, make_configs_argument
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.retention.collector import Options, Report, collect, explain_path
@@ -15,42 +17,62 @@ from pipeline_ops.retention.inventory import Total
 
 _MAX_FOREIGN_SHOWN = 5
 _UNITS = {"d": 86400, "h": 3600}
+_GRACE_SECONDS = 86400.0
 _DURATION = re.compile(r"([0-9]{1,6})([dh])")
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, gc)
-    add_configs(parser, default=Path("configs"))
-    parser.add_argument(
-        "--dry-run", action="store_true", help="Print what would be removed. Change nothing."
-    )
-    parser.add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=_parse_days,
-        help="Keep the runs that were active within this time, for example 30d. Replaces "
-        "storage.keep.days.",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="AGE",
-        type=_parse_seconds,
-        default=86400.0,
-        help="Leave what was written or used within this time, for example 12h. Default: 1d. A "
-        "shorter one is safe while no run is active.",
-    )
-    parser.add_argument(
-        "--why", metavar="PATH", help="Print why one path stays, or from when on it is removed."
+def _parse_seconds(text: str) -> float:
+    if found := _DURATION.fullmatch(text):
+        return float(int(found[1]) * _UNITS[found[2]])
+    raise typer.BadParameter(
+        f"must be a whole number of days or hours, such as 30d or 12h, got {text!r}"
     )
 
 
-def gc(arguments: argparse.Namespace) -> int:
+def _parse_days(text: str) -> int:
+    seconds = _parse_seconds(text)
+    if seconds % 86400:
+        raise typer.BadParameter(f"must be whole days, such as 30d, got {text!r}")
+    return int(seconds // 86400)
+
+
+def gc(
+    config_paths: Annotated[list[Path], make_configs_argument(Path("configs"))],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed. Change nothing.")
+    ] = False,
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            metavar="AGE",
+            parser=_parse_days,
+            help="Keep the runs that were active within this time, for example 30d. Replaces "
+            "storage.keep.days.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            metavar="AGE",
+            parser=_parse_seconds,
+            help="Leave what was written or used within this time, for example 12h. Default: 1d. A "
+            "shorter one is safe while no run is active.",
+        ),
+    ] = None,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Print why one path stays, or from when on it is removed."
+        ),
+    ] = None,
+) -> int:
     """Remove runs and artifacts that nothing needs.
 
     What storage.keep does not ask for and nothing needs is removed, if it was neither
     written nor used within the grace period. Without storage.keep and --older-than, only
     leftovers of killed jobs are removed.
 
+    \b
     Examples:
       trainyard gc                             remove it, for all configs
       trainyard gc digits.yaml --dry-run       show it, and change nothing
@@ -58,12 +80,11 @@ def gc(arguments: argparse.Namespace) -> int:
                                                keep the runs of the last 30 days
       trainyard gc digits.yaml --why runs/digits/manual__2026-11-23T03:00:00+00:00
     """
-    options = Options(arguments.dry_run, arguments.older_than, arguments.grace)
-    configs = [load_config(file) for file in list_config_files(arguments.configs)]
-    if arguments.why:
-        path = arguments.why
-        owners = [config for config in configs if f"/{config.pipeline}/" in f"/{path}/"]
-        print(explain_path((owners or configs)[0], path, options))
+    options = Options(dry_run, older_than, _GRACE_SECONDS if grace is None else grace)
+    configs = [load_config(file) for file in list_config_files(config_paths)]
+    if why:
+        owners = [config for config in configs if f"/{config.pipeline}/" in f"/{why}/"]
+        print(explain_path((owners or configs)[0], why, options))
         return ExitCode.SUCCESS
     failed = None
     for config in configs:
@@ -73,11 +94,11 @@ def gc(arguments: argparse.Namespace) -> int:
             failed = error
             print(f"{config.pipeline}: {config.root}\n  nothing is removed, because {error}")
         else:
-            print(format_report(config, report, arguments.dry_run))
+            print(format_report(config, report, dry_run))
     inputs = {each.train.input.model_dump_json(): each.train.input for each in configs}
     for options_of_host in inputs.values():
-        removed = remove_host_leftovers(options_of_host, arguments.dry_run)
-        for line in _format_totals("would remove" if arguments.dry_run else "removed", removed):
+        removed = remove_host_leftovers(options_of_host, dry_run)
+        for line in _format_totals("would remove" if dry_run else "removed", removed):
             print(line)
     return failed.exit_code if failed else ExitCode.SUCCESS
 
@@ -111,18 +132,3 @@ def _format_totals(verb: str, totals: dict[str, Total]) -> list[str]:
 
 def _format_total(total: Total) -> str:
     return f"{total.num_files} files, {total.num_bytes / 2**20:,.1f} MiB"
-
-
-def _parse_seconds(text: str) -> float:
-    if found := _DURATION.fullmatch(text):
-        return float(int(found[1]) * _UNITS[found[2]])
-    raise argparse.ArgumentTypeError(
-        f"must be a whole number of days or hours, such as 30d or 12h, got {text!r}"
-    )
-
-
-def _parse_days(text: str) -> int:
-    seconds = _parse_seconds(text)
-    if seconds % 86400:
-        raise argparse.ArgumentTypeError(f"must be whole days, such as 30d, got {text!r}")
-    return int(seconds // 86400)

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_output, load_text
+import typer
+
+from pipeline_ops.cli.arguments import load_text
 from pipeline_ops.config.pipeline import PIPELINE_PATTERN, PipelineConfig
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.storage.local_files import write_atomically
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, import_od_api)
-    parser.add_argument(
-        "pipeline_config",
-        metavar="PIPELINE_CONFIG",
-        type=Path,
-        help="File to convert. Relative paths in it start at the current folder.",
-    )
-    add_output(parser, "FILE.yaml", "Config file to write. Default: print the config.")
-    parser.add_argument(
-        "--name",
-        default="",
-        help="Name of the pipeline. Default: the name of the file to write or to convert.",
-    )
-
-
-def import_od_api(arguments: argparse.Namespace) -> int:
+def import_od_api(
+    pipeline_config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PIPELINE_CONFIG",
+            help="File to convert. Relative paths in it start at the current folder.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Config file to write. Default: print the config."),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the pipeline. Default: the name of the file to write or to convert.",
+        ),
+    ] = "",
+) -> int:
     """Convert a pipeline.config of the TensorFlow Object Detection API.
 
     Prints or writes the YAML of a pipeline. Fields without a counterpart are listed
@@ -38,10 +42,9 @@ def import_od_api(arguments: argparse.Namespace) -> int:
     """
     from pipeline_ops.od_api.convert import convert
 
-    output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"{output}: already exists. Choose another name, or remove the file.")
-    name = arguments.name or (output.stem if output else "")
+    name = name or (output.stem if output else "")
     if output and name != output.stem:
         raise ConfigError(
             f"--name {name}: a pipeline has the name of its file, {output.stem}. Leave out --name."
@@ -51,9 +54,9 @@ def import_od_api(arguments: argparse.Namespace) -> int:
             f"{name} cannot be the name of a pipeline, which has at most 63 lower-case letters, "
             "digits, _ and -. Choose another --output or --name."
         )
-    converted = convert(arguments.pipeline_config, name)
+    converted = convert(pipeline_config, name)
     text, yaml_name = converted.to_yaml(), f"{converted.sections['pipeline']}.yaml"
-    problem = f"{arguments.pipeline_config}: has a value that we cannot take"
+    problem = f"{pipeline_config}: has a value that we cannot take"
     try:
         config = load_text(text, yaml_name, problem)
     except ConfigError as error:  # without the lines of a YAML that is not written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
@@ -11,19 +10,13 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 import yaml
 from pydantic import ValidationError
 
-from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_output,
-    load_text,
-    make_int_parser,
-    parse_overrides,
-)
+from pipeline_ops.cli.arguments import load_text, parse_overrides
 from pipeline_ops.cli.commands.schema import FILE_NAME, render_schema
 from pipeline_ops.cli.first_config.settings import Budget, choose_settings, fit_to_budget
 from pipeline_ops.cli.templates import render_template
@@ -54,51 +47,63 @@ _COMMENTED = re.compile("^([^\t\n]*)\t", re.MULTILINE)
 _COMMENT_COLUMN, _MAX_HEAD_COLUMNS = 50, 145
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, init)
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        type=Path,
-        help="Local folder with the data, or the file in it that names the images.",
-    )
-    add_output(
-        parser, "FILE.yaml", "Config file to write. Default: configs/NAME.yaml, by the folder."
-    )
-    parser.add_argument(
-        "--type", metavar="TYPE", help="Type of the source, if PATH can be read in several ways."
-    )
-    parser.add_argument(
-        "--source",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="A key of preprocess.source, such as columns.label=breed, if the data do not tell. "
-        "May be repeated.",
-    )
-    parser.add_argument(
-        "--minutes",
-        metavar="N",
-        type=make_int_parser(1),
-        default=20,
-        help="Time for the whole run on this machine, to which the training is fitted. "
-        "Default: 20.",
-    )
-    parser.add_argument(
-        "--no-measure",
-        action="store_true",
-        help="Take no training steps to measure the time, for a config that another machine runs.",
-    )
-    parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        type=Path,
-        help="Weights to begin with: a SavedModel's folder, or a file (.npz, .h5 or .keras).",
-    )
-    parser.add_argument("--force", action="store_true", help="Overwrite the config file.")
-
-
-def init(arguments: argparse.Namespace) -> int:
+def init(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="Local folder with the data, or the file in it that names the images.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Config file to write. Default: configs/NAME.yaml, by the folder.",
+        ),
+    ] = None,
+    source_type: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Type of the source, if PATH can be read in several ways.",
+        ),
+    ] = None,
+    source_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source",
+            metavar="KEY=VALUE",
+            help="A key of preprocess.source, such as columns.label=breed, if the data do not "
+            "tell. May be repeated.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Time for the whole run on this machine, to which the training is fitted.",
+        ),
+    ] = 20,
+    no_measure: Annotated[
+        bool,
+        typer.Option(
+            "--no-measure",
+            help="Take no training steps to measure the time, for a config that another machine "
+            "runs.",
+        ),
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Weights to begin with: a SavedModel's folder, or a file (.npz, .h5 or .keras).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the config file.")] = False,
+) -> int:
     """Look at a data set, and write the YAML of a pipeline for it.
 
     Finds out the kind of the data, the classes, the task and the sizes of the
@@ -109,28 +114,26 @@ def init(arguments: argparse.Namespace) -> int:
     from beam_jobs.sources.recognition import list_recognisers, make_question_error, recognise
     from beam_jobs.sources.tfrecord import find_class_order
 
-    if arguments.type and arguments.type not in (kinds := list_recognisers()):
-        raise ConfigError(f"--type {arguments.type}: must be one of {', '.join(kinds)}.")
-    chosen = parse_overrides(arguments.source, "--source", "columns.label=breed")
-    view = view_folder(arguments.path, chosen=chosen)
-    match = recognise(view, arguments.type)
-    named = Path(os.path.abspath(arguments.path))
+    if source_type and source_type not in (kinds := list_recognisers()):
+        raise ConfigError(f"--type {source_type}: must be one of {', '.join(kinds)}.")
+    chosen = parse_overrides(source_keys or (), "--source", "columns.label=breed")
+    view = view_folder(path, chosen=chosen)
+    match = recognise(view, source_type)
+    named = Path(os.path.abspath(path))
     folder = (named.parent if view.named_file else named) / match.below
     is_generic = match.below.lower() in _GENERIC_NAMES
-    output: Path | None = arguments.output
     pipeline = make_name(output.stem if output else (named if is_generic else folder).name)
     output = output or Path("configs") / f"{pipeline}.yaml"
     exists = ConfigError(f"{output}: already exists. Add --force, or choose another --output.")
-    if output.exists() and not arguments.force:
+    if output.exists() and not force:
         raise exists
-    weights: Path | None = arguments.weights
     if weights and not weights.exists():
         raise ConfigError(f"--weights {weights}: there is no such file or folder.")
-    path = _make_config_path(folder, arguments.path, output)
-    source = {"type": match.type, "path": path, **match.keys}
+    in_config = _make_config_path(folder, path, output)
+    source = {"type": match.type, "path": in_config, **match.keys}
     data = _read_data({**source, "path": str(folder)}, match, view, output)
     if question := _find_question(match, data, chosen):
-        raise make_question_error(str(arguments.path), question, view.chosen)
+        raise make_question_error(str(path), question, view.chosen)
     if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
         source["class_names"] = order
     has_gpu = bool(find_gpus()) and find_gpu_problem() is None
@@ -149,15 +152,15 @@ def init(arguments: argparse.Namespace) -> int:
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
         check_training(training, **facts)
-    if not arguments.no_measure:
+    if not no_measure:
         print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
         train = config.train.model_dump(mode="json")
         request = ModelCheckRequest(config_file=str(config.file), train=train, **facts)
-        budget = fit_to_budget(settings, data, measure_steps(request), arguments.minutes)
+        budget = fit_to_budget(settings, data, measure_steps(request), minutes)
         text = render(settings=budget.settings, budget=budget)
     try:
         place = open_path(output)
-        (place.write if arguments.force else place.create)(text.encode())
+        (place.write if force else place.create)(text.encode())
     except FileExistsError:
         raise exists from None
     written = [str(output), *_write_schema(output.parent / FILE_NAME)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
+from typer.core import TyperGroup
 
-from pipeline_ops.cli.arguments import Commands, add_command, add_config
+from pipeline_ops.cli.arguments import ConfigFile, OptionalConfigFile
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.manifest import Manifest
 from pipeline_ops.contract.results import ModelFigures
@@ -23,91 +24,68 @@ from pipeline_ops.registry.versions import read_manifests
 
 _NUM_METRICS = 4
 """A version is one line. `--json` and the page of the model have all of its metrics."""
-_ACTIONS = ("list", "promote", "rollback", "alias", "retire", "fetch")
-_HELP = """\
-List, promote, roll back, alias, retire and fetch published models.
-
-`trainyard models CONFIG` stands for `trainyard models list CONFIG`.
-
-Examples:
-  trainyard models digits.yaml                   list the versions
-  trainyard models promote digits.yaml 3         put version 3 in service
-  trainyard models rollback digits.yaml          return to the previous champion
-  trainyard models alias digits.yaml canary 4    point @canary at version 4
-  trainyard models retire digits.yaml --keep 5   remove old versions
-  trainyard models fetch digits.yaml champion /srv/models
-                                                 make a server of /srv/models
-                                                 serve the champion
-"""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, list_versions, "models", _HELP)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    parser = add_command(actions, list_versions, "list")
-    add_config(parser, nargs="?")
-    parser.add_argument(
-        "--registry",
-        metavar="URI",
-        help="Registry to use instead of CONFIG: a folder, or s3://bucket/models.",
-    )
-    parser.add_argument("--model", metavar="NAME", help="Name of the model in --registry.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser = _add_move(actions, promote)
-    parser.add_argument("version", metavar="VERSION", type=int, help="Version number.")
-    _add_move(actions, roll_back, "rollback")
-    parser = _add_move(actions, set_alias, "alias")
-    parser.add_argument("name", metavar="NAME", help="Name of the alias.")
-    parser.add_argument(
-        "version",
-        metavar="VERSION",
-        type=int,
-        nargs="?",
-        help="Version number. Without it, the alias is removed.",
-    )
-    parser = _add_move(actions, retire)
-    parser.add_argument(
-        "--keep", metavar="N", type=int, required=True, help="Number of newest versions to keep."
-    )
-    parser = add_command(actions, fetch)
-    add_config(parser)
-    parser.add_argument("version", metavar="VERSION", help="Version number or alias.")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="Folder to copy into.")
+class _Actions(TyperGroup):
+    """The actions. `models CONFIG` is `models list CONFIG`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {*self.commands, *ctx.help_option_names}
+        return super().parse_args(ctx, args if known & {*args[:1]} else ["list", *args])
 
 
-def _add_move(
-    actions: Commands, command: Callable[[argparse.Namespace], int], name: str = ""
-) -> argparse.ArgumentParser:
-    """Adds an action that changes the registry and its history."""
-    parser = add_command(actions, command, name)
-    add_config(parser)
-    parser.add_argument(
-        "--reason",
-        default="by hand",
-        metavar="TEXT",
-        help="Reason to record in the history of the model.",
-    )
-    return parser
+models = typer.Typer(
+    cls=_Actions,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="""List, promote, roll back, alias, retire and fetch published models.
+
+    `trainyard models CONFIG` stands for `trainyard models list CONFIG`.
+
+    \b
+    Examples:
+      trainyard models digits.yaml                   list the versions
+      trainyard models promote digits.yaml 3         put version 3 in service
+      trainyard models rollback digits.yaml          return to the previous champion
+      trainyard models alias digits.yaml canary 4    point @canary at version 4
+      trainyard models retire digits.yaml --keep 5   remove old versions
+      trainyard models fetch digits.yaml champion /srv/models
+                                                     make a server of /srv/models
+                                                     serve the champion
+    """,
+)
+_Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Reason to record in the history of the model.")
+]
+_BY_HAND = "by hand"
 
 
-def insert_default_action(command_line: list[str]) -> list[str]:
-    """Reads `models CONFIG` as `models list CONFIG`."""
-    if command_line[:1] == ["models"] and not {*command_line[1:2]} & {*_ACTIONS, "-h", "--help"}:
-        return ["models", "list", *command_line[1:]]
-    return command_line
-
-
-def list_versions(arguments: argparse.Namespace) -> int:
+@models.command("list")
+def list_versions(
+    config_file: OptionalConfigFile = None,
+    registry_uri: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            metavar="URI",
+            help="Registry to use instead of CONFIG: a folder, or s3://bucket/models.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the model in --registry.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
     """List the versions, aliases and their history."""
-    if arguments.config:
-        registry = _open_registry(arguments.config)
-    elif arguments.registry and arguments.model:
-        registry = Registry(f"{arguments.registry.rstrip('/')}/{arguments.model}")
+    if config_file:
+        registry = _open_registry(config_file)
+    elif registry_uri and model:
+        registry = Registry(f"{registry_uri.rstrip('/')}/{model}")
     else:
         raise ConfigError("models: pass CONFIG, or both --registry and --model.")
     versions, aliases = registry.list_versions(), registry.read_aliases()
     history, manifests = registry.read_history(), read_manifests(versions)
-    if arguments.json:
+    if as_json:
         value = {
             "registry": str(registry.location),
             "aliases": aliases.names,
@@ -153,44 +131,65 @@ def list_versions(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def promote(arguments: argparse.Namespace) -> int:
+@models.command()
+def promote(
+    config_file: ConfigFile,
+    number: Annotated[int, typer.Argument(metavar="VERSION", help="Version number.")],
+    reason: _Reason = _BY_HAND,
+) -> int:
     """Put a version in service."""
-    registry = _open_registry(arguments.config)
-    registry.promote(arguments.version, arguments.reason)
-    version = registry.get_version(arguments.version)
-    print(f"version {arguments.version} is in service: {version.folder}")
+    registry = _open_registry(config_file)
+    registry.promote(number, reason)
+    version = registry.get_version(number)
+    print(f"version {number} is in service: {version.folder}")
     return 0
 
 
-def roll_back(arguments: argparse.Namespace) -> int:
+@models.command("rollback")
+def roll_back(config_file: ConfigFile, reason: _Reason = _BY_HAND) -> int:
     """Put the previous champion back in service."""
-    version = _open_registry(arguments.config).roll_back(arguments.reason)
+    version = _open_registry(config_file).roll_back(reason)
     print(f"version {version.number} is in service again: {version.folder}")
     return 0
 
 
-def set_alias(arguments: argparse.Namespace) -> int:
+@models.command("alias")
+def set_alias(
+    config_file: ConfigFile,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the alias.")],
+    version: Annotated[
+        int | None,
+        typer.Argument(metavar="VERSION", help="Version number. Without it, the alias is removed."),
+    ] = None,
+    reason: _Reason = _BY_HAND,
+) -> int:
     """Point an alias at a version, or remove it."""
-    _open_registry(arguments.config).set_alias(arguments.name, arguments.version, arguments.reason)
-    print(
-        f"@{arguments.name} points to version {arguments.version}"
-        if arguments.version
-        else f"@{arguments.name} is removed"
-    )
+    _open_registry(config_file).set_alias(name, version, reason)
+    print(f"@{name} points to version {version}" if version else f"@{name} is removed")
     return 0
 
 
-def retire(arguments: argparse.Namespace) -> int:
+@models.command()
+def retire(
+    config_file: ConfigFile,
+    keep: Annotated[int, typer.Option(metavar="N", help="Number of newest versions to keep.")],
+    reason: _Reason = _BY_HAND,
+) -> int:
     """Remove old versions that have no alias."""
-    if arguments.keep < 1:
-        raise ConfigError(f"--keep {arguments.keep}: must be at least 1.")
-    removed = _open_registry(arguments.config).retire(arguments.keep, arguments.reason)
+    if keep < 1:
+        raise ConfigError(f"--keep {keep}: must be at least 1.")
+    removed = _open_registry(config_file).retire(keep, reason)
     names = ", ".join(f"version {number}" for number in removed)
     print(f"retired: {names}" if removed else "nothing to retire")
     return 0
 
 
-def fetch(arguments: argparse.Namespace) -> int:
+@models.command()
+def fetch(
+    config_file: ConfigFile,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Version number or alias.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to copy into.")],
+) -> int:
     """Copy a version to FOLDER/<number>, for a model server.
 
     Of an alias, the copy becomes the highest number in FOLDER, which a server that
@@ -199,9 +198,8 @@ def fetch(arguments: argparse.Namespace) -> int:
 
     Prints the path of the copy, and a line for each other change.
     """
-    given = arguments.version
-    target = PolledFolder(arguments.folder.resolve(), _open_registry(arguments.config))
-    lines = target.add(int(given)) if given.isdecimal() else target.follow(given)
+    target = PolledFolder(folder.resolve(), _open_registry(config_file))
+    lines = target.add(int(version)) if version.isdecimal() else target.follow(version)
     print("\n".join(lines))
     return 0
 

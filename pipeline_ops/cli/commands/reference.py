@@ -7,17 +7,16 @@ Both read the declarations of the parameters and of the config's classes.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic.fields import FieldInfo
 
-from pipeline_ops.cli.arguments import Commands, add_command
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.fields import ConfigField, TaskSection, collect_fields, read_descriptions
 from pipeline_ops.config.hosts import Hosts, find_section, list_launchers
@@ -34,18 +33,15 @@ _CONSTRAINT_WORDS = {
 }
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, stages)
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="Name of a stage, or its module path, for example my_package.my_module:my_stage.",
-    )
-    add_command(commands, reference)
-
-
-def stages(arguments: argparse.Namespace) -> int:
+def stages(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of a stage, or its module path, for example my_package.my_module:my_stage.",
+        ),
+    ] = None,
+) -> int:
     """List the preprocessing stages, or describe one.
 
     Without NAME, lists the stages for preprocess.stages with their parameters.
@@ -53,26 +49,26 @@ def stages(arguments: argparse.Namespace) -> int:
     from beam_jobs.stages import CATALOGUE, find_stage
     from pipeline_ops.user_code.stages import list_published_names
 
-    if arguments.name:
-        stage = find_stage(arguments.name)
-        print(f"{arguments.name}\n\n{get_docstring(stage)}\n")
+    if name:
+        stage = find_stage(name)
+        print(f"{name}\n\n{get_docstring(stage)}\n")
         for line, description in _iterate_parameters(stage):
             print(f"    {line}")
             if description:
                 print("        " + " ".join(description.split()))
         return 0
-    for name in [*CATALOGUE, *(name for name in list_published_names() if name not in CATALOGUE)]:
+    for each in dict.fromkeys([*CATALOGUE, *list_published_names()]):
         try:
-            stage = find_stage(name)
+            stage = find_stage(each)
         except ConfigError as error:  # in one package: the stages of the others are still listed
-            print(f"{name:<12}{error}")
+            print(f"{each:<12}{error}")
             continue
-        print(f"{name:<12}{get_docstring(stage).partition(chr(10))[0]}")
+        print(f"{each:<12}{get_docstring(stage).partition(chr(10))[0]}")
         for line, _ in _iterate_parameters(stage):
             print(f"    {line}")
     print(
         "\nDescribe the parameters of a stage: trainyard stages NAME\n"
-        "Create a new stage: trainyard new-stage NAME"
+        "Create a new stage: trainyard new stage NAME"
     )
     return 0
 
@@ -90,7 +86,7 @@ def _iterate_parameters(stage: Any) -> Iterator[tuple[str, str]]:
         yield line, descriptions.get(name, "")
 
 
-def reference(_: argparse.Namespace) -> int:
+def reference() -> int:
     """Print every key of a pipeline's YAML and of a hosts file as Markdown.
 
     Each key has its type, its default, who may set it, and its meaning.

@@ -6,24 +6,22 @@ With `--airflow URL`, it triggers the DAG in an Airflow that exists.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import getpass
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
 
 from pipeline_ops.cli.airflow_api import ACCESS_VARIABLE, AirflowApi, make_run_id
 from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_config,
-    add_overrides,
+    ConfigFile,
+    Overrides,
     load_runnable,
     parse_overrides,
 )
@@ -36,6 +34,7 @@ from pipeline_ops.cli.run_view import (
     print_result,
     terminal_view,
 )
+from pipeline_ops.cli.stop_signals import Stopped, handle_stop_signals
 from pipeline_ops.cli.summary import summarize_run
 from pipeline_ops.config.fields import (
     READ_WITH_THE_DAG,
@@ -66,89 +65,56 @@ _DAG_SECONDS = 180
 _PER_RUN_SECTIONS = ("search.", "evaluate.approval.")
 """Sections whose values tasks read in each run. Only their presence is part of the DAG."""
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-
-class Stopped(BaseException):
-    """A request to stop. Like KeyboardInterrupt, it is not an Exception."""
-
-    def __init__(self, signal_number: int):
-        super().__init__(signal_number)
-        self.exit_status = 128 + signal_number
-
-
-@contextlib.contextmanager
-def handle_stop_signals() -> Iterator[None]:
-    """Raises Stopped for SIGINT, SIGTERM and SIGHUP within the context.
-
-    A second signal is ignored, so that the cleanup is not interrupted. Signals that the caller has
-    set to be ignored, as nohup does, stay ignored.
-    """
-
-    def stop(signal_number: int, _frame: Any) -> NoReturn:
-        for ignored in _STOP_SIGNALS:
-            signal.signal(ignored, signal.SIG_IGN)
-        raise Stopped(signal_number)
-
-    previous_handlers = {
-        signal_number: signal.signal(signal_number, stop)
-        for signal_number in _STOP_SIGNALS
-        if signal.getsignal(signal_number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
-
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, run)
-    add_config(parser)
-    add_overrides(parser)
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="Print the result as one JSON object on stdout, and everything else on stderr.",
-    )
-    parser.add_argument(
-        "--airflow",
-        metavar="URL",
-        help="Run in this Airflow, which has the pipeline's DAG, instead of an embedded one. The "
-        f"password is read from {ACCESS_VARIABLE}, or asked for.",
-    )
-    parser.add_argument("--user", default=USER, help=f"The user for --airflow. Default: {USER}.")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(
+    config_file: ConfigFile,
+    overrides: Overrides,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the result as one JSON object on stdout, and everything else on stderr.",
+        ),
+    ] = False,
+    airflow_url: Annotated[
+        str | None,
+        typer.Option(
+            "--airflow",
+            metavar="URL",
+            help="Run in this Airflow, which has the pipeline's DAG, instead of an embedded one. "
+            f"The password is read from {ACCESS_VARIABLE}, or asked for.",
+        ),
+    ] = None,
+    user: Annotated[str, typer.Option(metavar="USER", help="The user for --airflow.")] = USER,
+) -> int:
     """Run a pipeline once and show its progress.
 
-    The run takes place in an embedded Airflow that stops with this command.
-    The exit status is 0 if the run succeeded. A model that does not pass the gate
-    is not published, and the run still succeeds.
+    The run takes place in an embedded Airflow that stops with this command. The exit status is 0 if
+    the run succeeded. A model that does not pass the gate is not published, and the run still
+    succeeds.
     """
-    overrides = parse_overrides(arguments.overrides)
-    console = make_console(stderr=arguments.json)
+    values = parse_overrides(overrides)
+    console = make_console(stderr=as_json)
     try:
         with handle_stop_signals():
-            if arguments.airflow:
-                config = apply_conf(load_config(arguments.config), overrides)
-                airflow = _open_existing(arguments, config, console)
+            if airflow_url:
+                config = apply_conf(load_config(config_file), values)
+                airflow = _open_existing(airflow_url, user, config, console)
             else:
-                config = load_runnable(arguments.config, overrides)
+                config = load_runnable(config_file, values)
                 airflow = _open_embedded(config, console)
             with airflow as (api, dag, server):
                 check_alive = server.check_alive if server else lambda: None
                 with _temporarily_unpaused(api, dag):
-                    draws_examples = not arguments.json
-                    status = _run_once(api, config, overrides, console, draws_examples, check_alive)
+                    draws_examples = not as_json
+                    status = _run_once(api, config, values, console, draws_examples, check_alive)
                 print_failures(console, config, status, server.home if server else None)
     except Stopped:
         console.print("Stopped. The same command goes on with what is done.")
         raise
     summary = summarize_run(config, status)
     print_result(console, summary, status)
-    if arguments.json:
+    if as_json:
         print(json.dumps(replace_non_finite(summary)), flush=True)
     return compute_exit_status(status)
 
@@ -169,14 +135,13 @@ def _open_embedded(config: PipelineConfig, console: Console) -> Iterator[_Airflo
 
 @contextlib.contextmanager
 def _open_existing(
-    arguments: argparse.Namespace, config: PipelineConfig, console: Console
+    url: str, user: str, config: PipelineConfig, console: Console
 ) -> Iterator[_Airflow]:
     """Yields a session with the Airflow of `--airflow`, which must reach the same store."""
-    url, variable = arguments.airflow, ACCESS_VARIABLE
-    password = os.environ.get(variable) or getpass.getpass(f"Password of {arguments.user}: ")
+    password = os.environ.get(ACCESS_VARIABLE) or getpass.getpass(f"Password of {user}: ")
     announce = functools.cache(console.print)  # each text once
     no_answer = f"Waiting for an answer of {url}, as at a restart. Stop if that is not its address."
-    with AirflowApi(url, arguments.user, password, lambda: announce(no_answer)) as api:
+    with AirflowApi(url, user, password, lambda: announce(no_answer)) as api:
         api.log_in()
         deadline = time.monotonic() + _DAG_SECONDS
         while (dag := api.dag(config.pipeline)) is None:

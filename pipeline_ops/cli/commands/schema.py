@@ -6,12 +6,12 @@ trainyard schema --hosts > configs/hosts/hosts.schema.json
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pipeline_ops.cli.arguments import Commands, add_command
+import typer
+
 from pipeline_ops.cli.commands.reference import get_docstring
 from pipeline_ops.config.fields import JsonSchema
 from pipeline_ops.config.hosts import find_section, list_launchers
@@ -24,19 +24,16 @@ FILE_NAME = "trainyard.schema.json"
 """The name of the schema beside pipelines. Their first line names it."""
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, schema)
-    parser.add_argument("--hosts", action="store_true", help="Print that of a hosts file.")
-
-
-def schema(arguments: argparse.Namespace) -> int:
+def schema(
+    hosts: Annotated[bool, typer.Option("--hosts", help="Print that of a hosts file.")] = False,
+) -> int:
     """Print the JSON Schema of a pipeline's YAML, for editors.
 
     An editor with YAML support completes, explains and checks the keys of a file
     that begins with `# yaml-language-server: $schema=FILE`. The schema knows the
     stages and the sources of the packages that are installed.
     """
-    print(render_hosts_schema() if arguments.hosts else render_schema(), end="")
+    print(render_hosts_schema() if hosts else render_schema(), end="")
     return 0
 
 

@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from pipeline_ops.cli.arguments import Commands, add_command
+import typer
+
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.storage.open_store import make_store_environment, open_path
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, serve)
-    parser.add_argument(
-        "model",
-        metavar="MODEL[@ALIAS]",
-        help="YAML file of a pipeline, or the name of a model in --registry. "
-        "Default alias: champion.",
-    )
-    parser.add_argument(
-        "--registry", metavar="URI", help="Registry of the model: a folder, or s3://bucket/models."
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="Address to listen on. Default: 127.0.0.1. 0.0.0.0 accepts remote connections.",
-    )
-    parser.add_argument(
-        "--port",
-        metavar="PORT",
-        type=int,
-        default=8501,
-        help="Port to listen on. Default: 8501. 0 selects a free port.",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Host name that clients may use for the server, for example behind a proxy. "
-        "Can be repeated.",
-    )
-    parser.add_argument(
-        "--no-statistics",
-        action="store_true",
-        help="Do not count the requests for evaluate.serving_skew.",
-    )
-
-
-def serve(arguments: argparse.Namespace) -> int:
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL[@ALIAS]",
+            help="YAML file of a pipeline, or the name of a model in --registry. "
+            "Default alias: champion.",
+        ),
+    ],
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Registry of the model: a folder, or s3://bucket/models."),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", help="Address to listen on. 0.0.0.0 accepts remote connections."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port to listen on. 0 selects a free port.")
+    ] = 8501,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Host name that clients may use for the server, for example behind a proxy. "
+            "Can be repeated.",
+        ),
+    ] = None,
+    no_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--no-statistics", help="Do not count the requests for evaluate.serving_skew."
+        ),
+    ] = False,
+) -> int:
     """Serve a published model over HTTP.
 
     The server has the REST API of TensorFlow Serving, and a page to try the model.
     It is for smoke tests and demos, and listens only on this machine unless --host
     is set.
 
+    \b
     Examples:
       trainyard serve configs/digits.yaml          serve the champion of the pipeline
       trainyard serve configs/digits.yaml@canary   serve and follow another alias
@@ -73,26 +73,25 @@ def serve(arguments: argparse.Namespace) -> int:
             f"serve: {' and '.join(missing)} not installed. "
             "Install the extra serving: pip install '.[serving]' in a clone of Trainyard"
         )
-    model = arguments.model if "@" in arguments.model else f"{arguments.model}@{CHAMPION}"
-    name, _, alias = model.rpartition("@")
+    name, _, alias = (model if "@" in model else f"{model}@{CHAMPION}").rpartition("@")
     if Path(name).suffix in (".yaml", ".yml"):
         config = load_config(Path(name))
         name, versions = config.export.model, config.registry
-    elif arguments.registry:
-        versions = open_path(f"{arguments.registry.rstrip('/')}/{name}")
+    elif registry:
+        versions = open_path(f"{registry.rstrip('/')}/{name}")
     else:
         raise ConfigError(
             f"serve: {name} is not a YAML file. For a model name, also pass --registry."
         )
-    options = {"model": str(versions), "name": name, "alias": alias, "host": arguments.host}
+    options = {"model": str(versions), "name": name, "alias": alias, "host": host}
     argv = [
         sys.executable,
         "-m",
         "pipeline_ops.served.http.server",
         *(f"--{option}={value}" for option, value in options.items()),
-        f"--port={arguments.port}",
-        *(f"--allow-host={host}" for host in arguments.allow_host),
-        *(["--no-statistics"] if arguments.no_statistics else []),
+        f"--port={port}",
+        *(f"--allow-host={name}" for name in allow_host or ()),
+        *(["--no-statistics"] if no_statistics else []),
     ]
     sys.stdout.flush()
     # The statistics of requests are beside the versions.

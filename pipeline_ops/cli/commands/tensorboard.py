@@ -5,7 +5,6 @@ It reads a folder of links, a folder for each training, which is updated while i
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime as dt
 import importlib.util
@@ -15,14 +14,11 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_configs,
-    list_config_files,
-    make_int_parser,
-)
+import typer
+
+from pipeline_ops.cli.arguments import list_config_files, make_configs_argument
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import NAME, Input
@@ -38,26 +34,27 @@ _SHOWN_DIGITS = 8
 _UPDATE_SECONDS = 5.0
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, tensorboard)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="Address to listen on. Default: 127.0.0.1. TensorBoard asks nobody for a password. "
-        "With another address, it also answers to any host name, so pages of other sites that a "
-        "browser has open can read it (DNS rebinding).",
-    )
-    parser.add_argument(
-        "--port",
-        metavar="PORT",
-        type=make_int_parser(0, 65535),
-        default=6006,
-        help="Port to listen on. Default: 6006. 0 selects a free port.",
-    )
-    add_configs(parser, default=CODE_ROOT / "configs")
-
-
-def tensorboard(arguments: argparse.Namespace) -> int:
+def tensorboard(
+    config_paths: Annotated[list[Path], make_configs_argument(CODE_ROOT / "configs")],
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            help="Address to listen on. TensorBoard asks nobody for a password. With another "
+            "address, it also answers to any host name, so pages of other sites that a browser has "
+            "open can read it (DNS rebinding).",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port to listen on. 0 selects a free port.",
+        ),
+    ] = 6006,
+) -> int:
     """Open TensorBoard over the trainings of pipelines, until Ctrl-C.
 
     A training is named by its pipeline, the time in UTC when it began, and its
@@ -68,13 +65,13 @@ def tensorboard(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "TensorBoard is not installed. Install the extra `train`, or the package tensorboard."
         )
-    configs = [load_config(file) for file in list_config_files(arguments.configs)]
+    configs = [load_config(file) for file in list_config_files(config_paths)]
     with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:
         links = Path(name)
         if not update_links(links, configs):
             roots = sorted({str(config.root) for config in configs})
             print(f"No training yet below {', '.join(roots)}.", file=sys.stderr)
-        address = ["--host", arguments.host, "--port", str(arguments.port)]
+        address = ["--host", host, "--port", str(port)]
         module = "pipeline_ops.cli.tensorboard_server"
         command = [sys.executable, "-m", module, "--logdir", name, *address]
         with subprocess.Popen(command, preexec_fn=die_with_parent) as process:

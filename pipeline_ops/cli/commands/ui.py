@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_configs,
     list_config_files,
     load_checked,
+    make_configs_argument,
 )
-from pipeline_ops.cli.commands.run import connect, handle_stop_signals
+from pipeline_ops.cli.commands.run import connect
 from pipeline_ops.cli.run_view import make_console
+from pipeline_ops.cli.stop_signals import handle_stop_signals
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError
 
@@ -26,17 +24,15 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1.0
 
 
-def add_parser(commands: Commands) -> None:
-    add_configs(add_command(commands, ui), default=CODE_ROOT / "configs")
-
-
-def ui(arguments: argparse.Namespace) -> int:
+def ui(
+    config_paths: Annotated[list[Path], make_configs_argument(CODE_ROOT / "configs")],
+) -> int:
     """Start an embedded Airflow with its UI, until Ctrl-C.
 
     `trainyard run` uses this Airflow while it is up.
     """
     console = make_console(stderr=False)
-    configs = [path.resolve() for path in arguments.configs]
+    configs = [path.resolve() for path in config_paths]
     pipelines = load_valid_pipelines(configs, console)
     with handle_stop_signals(), connect(configs, console, schedules=True) as (api, server):
         dags = [server.wait_for_dag(api, pipeline, since=0.0) for pipeline in pipelines]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from pipeline_ops.cli.arguments import (
-    Commands,
-    add_command,
-    add_configs,
-    add_overrides,
+    Overrides,
     list_config_files,
     load_runnable,
+    make_configs_argument,
     parse_overrides,
     read_source,
 )
@@ -39,32 +38,31 @@ from pipeline_ops.planning.trials import (
 from pipeline_ops.raw_data.folder import check_interval, find_raw_folder
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, validate)
-    add_configs(parser)
-    add_overrides(parser)
-    parser.add_argument(
-        "--deep",
-        action="store_true",
-        help="Also read the data source, run some images through the stages, and build the model "
-        "on one batch, with loss, metrics, callbacks, initial weights and frozen layers.",
-    )
-
-
-def validate(arguments: argparse.Namespace) -> int:
+def validate(
+    config_paths: Annotated[list[Path], make_configs_argument()],
+    overrides: Overrides,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep",
+            help="Also read the data source, run some images through the stages, and build the "
+            "model on one batch, with loss, metrics, callbacks, initial weights and frozen layers.",
+        ),
+    ] = False,
+) -> int:
     """Check configs.
 
-    Prints all errors. The exit status is that of the first error, and 78 stands for
-    an invalid config.
+    Prints all errors. The exit status is that of the first error, and 78 stands for an invalid
+    config.
     """
-    overrides, status = parse_overrides(arguments.overrides), ExitCode.SUCCESS
-    for file in list_config_files(arguments.configs):
+    values, status = parse_overrides(overrides), ExitCode.SUCCESS
+    for file in list_config_files(config_paths):
         try:
-            _validate_file(file, overrides, arguments.deep)
+            _validate_file(file, values, deep)
         except TrainyardError as error:
             print(error, file=sys.stderr)
             status = status or error.exit_code
-    for problem in _find_shared_models(list_config_files(arguments.configs), overrides):
+    for problem in _find_shared_models(list_config_files(config_paths), values):
         print(problem, file=sys.stderr)
         status = status or ExitCode.CONFIG
     return status

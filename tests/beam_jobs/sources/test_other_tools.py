@@ -37,7 +37,7 @@ DOTA = "imagesource:GoogleEarth\ngsd:0.1\n1.0 2.0 3.0 2.0 3.0 4.0 1.0 4.0 small-
             "datum convert -if cityscapes",
         ),
         ("bounding_boxes.labels", {"version": 1, "boundingBoxes": {}}, "of Edge Impulse"),
-        ("output.manifest", {"source-ref": "s3://b/1.jpg"}, "trainyard new-source my_source"),
+        ("output.manifest", {"source-ref": "s3://b/1.jpg"}, "trainyard new source my_source"),
         ("export.ndjson", {"data_row": {}, "projects": {}}, "of Labelbox"),
         ("export.json", [{"data_row": {}, "projects": {}}], "of Labelbox"),
         (

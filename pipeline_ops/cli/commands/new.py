@@ -1,15 +1,16 @@
-"""`trainyard new-stage NAME` and `new-source NAME`: each writes a working example and its test."""
+"""`trainyard new stage NAME` and `new source NAME`: each writes a working example and its test."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import keyword
 import re
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from pipeline_ops.cli.arguments import Commands, add_command
+import typer
+
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config import sources
 from pipeline_ops.errors import ConfigError
@@ -17,44 +18,42 @@ from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.user_code import stages as user_stages
 
 _CATALOGUE = Path("beam_jobs") / "stages" / "__init__.py"
-_MAX_LINE = 100  # of the catalogue, by its linter
 _TAKEN = "{name}: a {kind} or a module of this name already exists. Choose another name."
-_PACKAGE_HELP = "Your own Python package, in the current folder or in src/."
+_Package = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PACKAGE", help="Your own Python package, in the current folder or in src/."
+    ),
+]
+
+new = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="""Create a preprocessing stage or a source of raw data, with a test.
+
+    Both work as they are. Change them to your needs.
+    """,
+)
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, new_stage)
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="Name of the stage in the YAML: lowercase letters, digits and _.",
-    )
-    parser.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
-    parser = add_command(commands, new_source)
-    parser.add_argument(
-        "name", metavar="NAME", help="Name of the source: lowercase letters, digits and _."
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--folder",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("configs"),
-        help="Folder of the configs. The default is configs.",
-    )
-    place.add_argument("--package", metavar="PACKAGE", help=_PACKAGE_HELP)
-
-
-def new_stage(arguments: argparse.Namespace) -> int:
+@new.command("stage")
+def new_stage(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the stage in the YAML: lowercase letters, digits and _."
+        ),
+    ],
+    package: _Package = None,
+) -> int:
     """Create a preprocessing stage, with a test.
 
-    Writes a working stage that you then change. It goes into beam_jobs/stages/ and
-    its catalogue. With --package, it goes into your own package, and an entry point
-    is added to pyproject.toml. Overwrites no existing file.
+    Writes a working stage that you then change. It goes into beam_jobs/stages/, or with --package
+    into your own package. Prints the lines for the catalogue or for pyproject.toml. Overwrites no
+    existing file.
     """
     from beam_jobs import stages
 
-    name, package = arguments.name, arguments.package
     _validate_name("stage", name)
     if name == "serve":
         raise ConfigError(
@@ -63,20 +62,25 @@ def new_stage(arguments: argparse.Namespace) -> int:
     if Path(stages.__path__[0], f"{name}.py").exists():
         raise ConfigError(_TAKEN.format(name=name, kind="stage"))
     if package:
-        test = _write_to_package("stage", name, package, user_stages.ENTRY_POINT_GROUP)
+        test = _write_to_package("stage", name, package)
+        lines = _describe_entry_point(name, package, user_stages.ENTRY_POINT_GROUP)
     elif _CATALOGUE.exists():
-        catalogue = add_to_catalogue(_CATALOGUE.read_text(), name)
         folder, module = _CATALOGUE.parent, f"beam_jobs.stages.{name}"
         test = _write_files("stage", name, module, folder, "tests" / folder)
-        _write(_CATALOGUE, catalogue)
+        functions = f"{name}.{_make_class_name(name)}, {name}.{name}, serve={name}.serve"
+        lines = (
+            f"\nAdd to {_CATALOGUE}, the second line at the end of CATALOGUE:\n\n"
+            f'from beam_jobs.stages import {name}\n    "{name}": Stage({functions}),\n'
+        )
     else:
         raise ConfigError(
             f"{_CATALOGUE}: not found in the current folder. Run the command in the root of the "
             "repository, or add the stage to your own package with --package PACKAGE."
         )
     in_yaml = f"{package}.{name}:{name}" if package else name
+    print(lines)
     print(
-        "\nThe stage multiplies all pixels by a factor, and its function `serve` does so in a "
+        "The stage multiplies all pixels by a factor, and its function `serve` does so in a "
         "published model. Change both to your needs.\n"
         f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
         f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
@@ -85,30 +89,45 @@ def new_stage(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def new_source(arguments: argparse.Namespace) -> int:
+@new.command("source")
+def new_source(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the source: lowercase letters, digits and _."),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the configs. Default: configs."),
+    ] = None,
+    package: _Package = None,
+) -> int:
     """Create a source of raw data, with a test.
 
-    Writes a working source that you then change. It goes next to the configs. With
-    --package, it goes into your own package, and an entry point is added to
-    pyproject.toml. Overwrites no existing file.
+    Writes a working source that you then change. It goes next to the configs, or with --package
+    into your own package. Then it also prints the lines for pyproject.toml. Overwrites no existing
+    file.
     """
-    name, package, folder = arguments.name, arguments.package, arguments.folder
+    if folder and package:
+        raise typer.BadParameter("not allowed with --package", param_hint="--folder")
+    folder = folder or Path("configs")
     _validate_name("source", name)
     is_taken = not package and importlib.util.find_spec(name) is not None
     if is_taken or name in sources.CATALOGUE_TYPES or name == sources.BEAM_TAG:
         raise ConfigError(_TAKEN.format(name=name, kind="source"))
     if package:
-        test = _write_to_package("source", name, package, sources.ENTRY_POINT_GROUP)
+        test = _write_to_package("source", name, package)
+        lines = _describe_entry_point(name, package, sources.ENTRY_POINT_GROUP)
     elif folder.is_dir():
-        test = _write_files("source", name, name, folder, folder)
+        test, lines = _write_files("source", name, name, folder, folder), ""
     else:
         raise ConfigError(
             f"{folder}: there is no such folder. Give the folder of your configs with --folder, "
             "or add the source to your own package with --package PACKAGE."
         )
     module = f"{package}.{name}" if package else name
+    print(lines)
     print(
-        "\nThe class of an image is the first part of its name. Change the source to your needs.\n"
+        "The class of an image is the first part of its name. Change the source to your needs.\n"
         f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
         f'Use:      source: {{type: "{module}:{name}", path: FOLDER}}     (in preprocess)\n'
         f"Check:    {_shorten_path(sys.argv[0])} validate --deep CONFIG"
@@ -124,8 +143,8 @@ def _validate_name(kind: str, name: str) -> None:
         )
 
 
-def _write_to_package(kind: str, name: str, package: str, group: str) -> Path:
-    """Writes the files, and an entry point if there is a pyproject.toml. Returns the test."""
+def _write_to_package(kind: str, name: str, package: str) -> Path:
+    """Writes the code and its test. Returns the path of the test."""
     folder = Path(package.replace(".", "/"))
     folder = folder if folder.is_dir() else "src" / folder
     if not folder.is_dir():
@@ -133,20 +152,15 @@ def _write_to_package(kind: str, name: str, package: str, group: str) -> Path:
             f"--package {package}: not found in the current folder or in src/. "
             "Run the command in the folder that contains the package, or create it."
         )
-    project, text = Path("pyproject.toml"), ""
-    if project.exists():
-        text, header = project.read_text(), f'[project.entry-points."{group}"]\n'
-        if re.search(rf'^{name}\s*=\s*"[\w.]+:\w+"', text, re.MULTILINE):
-            raise ConfigError(
-                f"{project}: the entry point {name} already exists. Choose another name."
-            )
-        if header not in text:
-            text = f"{text.rstrip()}\n\n{header}"
-        text = text.replace(header, f'{header}{name} = "{package}.{name}:{name}"\n', 1)
-    test = _write_files(kind, name, f"{package}.{name}", folder, Path("tests"))
-    if text:
-        _write(project, text)
-    return test
+    return _write_files(kind, name, f"{package}.{name}", folder, Path("tests"))
+
+
+def _describe_entry_point(name: str, package: str, group: str) -> str:
+    return (
+        "\nAdd to pyproject.toml, to use the name alone once the package is installed:\n\n"
+        f'[project.entry-points."{group}"]\n'
+        f'{name} = "{package}.{name}:{name}"\n'
+    )
 
 
 def _write_files(kind: str, name: str, module: str, folder: Path, test_folder: Path) -> Path:
@@ -164,26 +178,6 @@ def _write_files(kind: str, name: str, module: str, folder: Path, test_folder: P
 def _write(path: Path, text: str) -> None:
     write_atomically(path, text.encode())
     print(f"Wrote {path}")
-
-
-def add_to_catalogue(text: str, name: str) -> str:
-    """Adds a stage to the catalogue's source: its import, sorted for the linter, and its entry."""
-    head, start, rest = text.partition("from beam_jobs.stages import ")
-    modules, end, rest = rest.partition("\nfrom ")
-    entries, last, tail = rest.partition("\n}\n")
-    if not (start and end and last):
-        raise ConfigError(
-            f"{_CATALOGUE}: cannot find the import of the stages or CATALOGUE. "
-            f"Add the stage {name} manually."
-        )
-    names = sorted([*re.findall(r"\w+", modules), name])
-    modules = "".join(["(\n", *(f"    {each},\n" for each in names), ")"])
-    values = [f"{name}.{_make_class_name(name)}", f"{name}.{name}", f"serve={name}.serve"]
-    entry = f'\n    "{name}": Stage({", ".join(values)}),'
-    if len(entry) > _MAX_LINE:
-        lines = "".join(f"        {value},\n" for value in values)
-        entry = f'\n    "{name}": Stage(\n{lines}    ),'
-    return head + start + modules + end + entries + entry + last + tail
 
 
 def _make_class_name(name: str) -> str:

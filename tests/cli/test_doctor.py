@@ -363,7 +363,10 @@ class TestKubernetes:
         problem = doctor.examine()["jobs on this host"]
         assert "does not let this account create services" in problem
         assert "serviceAccountName: trainyard-supervisor" in problem
-        doctor.run_on(pods | {"pod": {"serviceAccountName": "trainyard-supervisor"}}, ("train",))
+        # Pods of this cluster are processes, which do not have the files of their account.
+        access = {"KUBECONFIG": str(cluster.write_kubeconfig("trainyard-supervisor"))}
+        account = {"pod": {"serviceAccountName": "trainyard-supervisor"}, "environment": access}
+        doctor.run_on(pods | account, ("train",))
         assert doctor.examine() == {}
 
     def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):

@@ -1,8 +1,4 @@
-"""The cluster as a fixture. Without it, its tests are left out, and the summary says so.
-
-They are not skipped: the programs are built with Go, which no other part of the project needs, so a
-machine without it is no fault, on CI neither.
-"""
+"""The cluster as a fixture. Without its programs its tests are skipped, which is an error on CI."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from .cluster import CNI_PROGRAMS, RealCluster
 
 _PACKAGES = {"etcd": "etcd-server", str(CNI_PROGRAMS / "ptp"): "containernetworking-plugins"}
 """containerd and runc come with the Docker daemon."""
-_FIXTURE = "kubernetes_cluster"
-_LEFT_OUT = pytest.StashKey[tuple[str, int]]()
 
 
 @pytest.fixture(scope="session")
-def kubernetes_cluster(engine) -> Iterator[RealCluster]:
-    with RealCluster(engine) as cluster:
+def kubernetes_cluster(request: pytest.FixtureRequest) -> Iterator[RealCluster]:
+    if obstacle := find_obstacle():
+        pytest.skip(f"no cluster of Kubernetes: {obstacle}")
+    with RealCluster(request.getfixturevalue("engine")) as cluster:
         yield cluster
 
 
@@ -35,22 +31,3 @@ def find_obstacle() -> str | None:
         return "go is not in PATH, which builds Kubernetes"
     missing = install_missing(_PACKAGES)
     return f"not installed: {', '.join(missing)}" if missing else None
-
-
-@pytest.hookimpl(trylast=True)  # after the choice by marks and names
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [item for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
-    if wanted and (obstacle := find_obstacle()):
-        config.stash[_LEFT_OUT] = obstacle, len(wanted)
-        config.hook.pytest_deselected(items=wanted)
-        items[:] = [item for item in items if item not in wanted]
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    if found := config.stash.get(_LEFT_OUT, None):
-        obstacle, count = found
-        terminalreporter.write_line(
-            f"Not run: {count} tests with a real Kubernetes cluster ({obstacle}).", yellow=True
-        )

@@ -14,6 +14,7 @@ exit status at all (killed by signal 9, host gone) counts as a machine failure.
 from __future__ import annotations
 
 import enum
+from typing import Self
 
 
 class ExitCode(enum.IntEnum):
@@ -61,6 +62,10 @@ class TrainyardError(Exception):
     @property
     def cure(self) -> str:
         return str(self.args[1]) if len(self.args) > 1 else ""
+
+    def at(self, where: str) -> Self:
+        """The same error, whose message begins with where it is, such as a key of the config."""
+        return type(self)(f"{where}: {self.problem}", *self.args[1:])
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.cure}" if self.cure else self.problem

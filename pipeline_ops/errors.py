@@ -64,8 +64,9 @@ class TrainyardError(Exception):
         return str(self.args[1]) if len(self.args) > 1 else ""
 
     def at(self, where: str) -> Self:
-        """The same error, whose message begins with where it is, such as a key of the config."""
-        return type(self)(f"{where}: {self.problem}", *self.args[1:])
+        """Returns this error. Its message then begins with where it is, such as a key."""
+        self.args = (f"{where}: {self.problem}", *self.args[1:])
+        return self
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.cure}" if self.cure else self.problem

@@ -71,7 +71,7 @@ def parse_overrides(
         try:
             overrides[key.strip()] = parse_value(value)
         except ConfigError as error:
-            raise error.at(f"{option} {text}") from None
+            raise error.at(f"{option} {text}")
     return overrides
 
 
@@ -94,7 +94,7 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
             digest_user_code(section, config.file.parent)
     except ConfigError as error:  # its message begins with the key
         key = str(error).partition(":")[0].split(".")
-        raise error.at(locate_in_file(file, key)) from None
+        raise error.at(locate_in_file(file, key))
     check_notifiers(config.notify, file)
     return config
 

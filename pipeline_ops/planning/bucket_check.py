@@ -40,4 +40,4 @@ def check_bucket(config: PipelineConfig) -> None:
             probe.remove()
     except (ConfigError, MachineError) as error:
         key = f"{config.locate(('storage', 'root'))}: storage.root"
-        raise error.at(key) from None
+        raise error.at(key)

@@ -122,7 +122,7 @@ def find_champion(config: PipelineConfig) -> Version | None:
             check_origin(champion, config.pipeline, config.export.shared_with)
         except ConfigError as error:
             where = f"{config.locate(('export', 'model'))}: export.model"
-            raise error.at(where) from None
+            raise error.at(where)
     return champion
 
 
@@ -275,7 +275,7 @@ def _find_named_input(config: PipelineConfig) -> Input | None:
         return _find_version(config, source) if isinstance(source, str) else None
     except ConfigError as error:
         where = config.locate(("train", "warm_start"))
-        raise error.at(where) from None
+        raise error.at(where)
 
 
 def _find_version(config: PipelineConfig, source: str) -> Input:

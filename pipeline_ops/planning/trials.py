@@ -144,7 +144,7 @@ def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
     try:
         return config.with_overrides(trial.parameters)
     except ConfigError as error:
-        raise error.at(f"search, {trial.name} ({trial})") from None
+        raise error.at(f"search, {trial.name} ({trial})")
 
 
 def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:

@@ -64,7 +64,7 @@ def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
         try:
             code |= read_module(module, origin, folder, whole_package=True)
         except ConfigError as error:
-            raise error.at(key) from None
+            raise error.at(key)
     return check_size(code, f"{name}.files", folder)
 
 

@@ -115,7 +115,7 @@ def load_object(path: str, key: str, remedy: str) -> Any:
     try:
         module = import_module(module_name, remedy)
     except ConfigError as error:
-        raise error.at(key) from error
+        raise error.at(key)
     if not hasattr(module, name):
         known = [
             each

@@ -77,7 +77,7 @@ def read_source_code(source: Source, files: Sequence[str], folder: Path) -> User
         try:
             code |= read_module(module, origin, folder)
         except ConfigError as error:
-            raise error.at(f"preprocess.source.{source.code_key}") from None
+            raise error.at(f"preprocess.source.{source.code_key}")
     return check_size(code, "preprocess.files", folder)
 
 

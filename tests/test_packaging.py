@@ -19,7 +19,7 @@ from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.orchestration.provider import get_provider_info
 
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
-HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "numpy")
+HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "numpy", "optuna")
 BLOCK_HEAVY = f"""
 import sys
 

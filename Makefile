@@ -125,8 +125,7 @@ lock: ## lock the dependencies again (needs uv)
 	$(UV) -c requirements-dev.txt --override docker/locks/gpu.in -o requirements-gpu.txt docker/locks/gpu.in
 	$(UV) -c requirements-dev.txt -o docker/locks/build.txt docker/locks/build.in
 	$(UV) -c requirements-dev.txt -o tests/docker/moto.txt tests/docker/moto.in
-	$(IMAGE) docker/locks/airflow.in $(CLIENTS) --extra openlineage --extra search \
-	    -o docker/locks/airflow.txt
+	$(IMAGE) docker/locks/airflow.in $(CLIENTS) --extra openlineage -o docker/locks/airflow.txt
 	$(WITHOUT_AIRFLOW) $(JOBS) -o docker/locks/jobs.txt
 	$(WITHOUT_AIRFLOW) docker/locks/serving.in --extra serving -o docker/locks/serving.txt
 	$(WITHOUT_AIRFLOW) --extra preprocess -o docker/locks/beam-worker.txt

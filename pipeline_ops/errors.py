@@ -14,7 +14,6 @@ exit status at all (killed by signal 9, host gone) counts as a machine failure.
 from __future__ import annotations
 
 import enum
-from typing import Self
 
 
 class ExitCode(enum.IntEnum):
@@ -63,10 +62,9 @@ class TrainyardError(Exception):
     def cure(self) -> str:
         return str(self.args[1]) if len(self.args) > 1 else ""
 
-    def at(self, where: str) -> Self:
-        """Returns this error. Its message then begins with where it is, such as a key."""
+    def add_location(self, where: str) -> None:
+        """Lets the message begin with where the error is, such as a key of the config."""
         self.args = (f"{where}: {self.problem}", *self.args[1:])
-        return self
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.cure}" if self.cure else self.problem

@@ -193,6 +193,13 @@ def test_a_file_imports_only_what_its_package_may():
     assert found == []
 
 
+def test_optuna_is_imported_by_jobs_and_by_the_check_of_a_config_and_never_by_airflow():
+    found = {
+        str(file.relative_to(ROOT)) for file in FILES if "pipeline_ops.job.study" in imports(file)
+    }
+    assert found == {"pipeline_ops/launch/train.py", "pipeline_ops/cli/commands/validate.py"}
+
+
 def test_one_file_imports_what_is_not_airflows_public_interface():
     internal = ("airflow.models", "airflow.api_fastapi", "airflow.utils")
     found = {

@@ -19,7 +19,7 @@ from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.orchestration.provider import get_provider_info
 
 PROJECT = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]
-HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "numpy")
+HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "numpy", "optuna")
 BLOCK_HEAVY = f"""
 import sys
 
@@ -100,6 +100,11 @@ def test_the_installed_command_validates_a_pipeline(run_installed, tmp_path):
     command = "import sys; from pipeline_ops.cli.main import main; sys.exit(main())"
     done = run_installed("-c", command, "validate", str(file))
     assert done.returncode == 0, done.stderr
+    search = "search: {parameters: {train.seed: [1, 2]}}\n"
+    file.write_text(f"{file.read_text()}\n{search}")
+    done = run_installed("-c", command, "validate", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "not checked, because Optuna is not installed here. The task search" in done.stdout
     file.write_text(text.replace("epochs:", "epoch:"))
     done = run_installed("-c", command, "validate", str(file))
     assert done.returncode == 78 and "the nearest valid name is 'epochs'" in done.stderr

@@ -68,7 +68,8 @@ def bind_source(source: OwnCodeSource, config_file: Path) -> Iterator[BoundSourc
             taken = _find_parameters(function, source)
         except ConfigError as error:
             place = locate_in_file(config_file, (*_LOCATION, source.code_key))
-            raise error.at(place)
+            error.add_location(place)
+            raise
         problems = find_parameter_problems(taken, source.parameters, _LOCATION)
         raise_problems(list(problems), config_file)
         values = taken(**source.parameters)

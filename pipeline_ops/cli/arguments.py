@@ -71,7 +71,8 @@ def parse_overrides(
         try:
             overrides[key.strip()] = parse_value(value)
         except ConfigError as error:
-            raise error.at(f"{option} {text}")
+            error.add_location(f"{option} {text}")
+            raise
     return overrides
 
 
@@ -94,7 +95,8 @@ def load_checked(file: Path, overrides: dict[str, Any] | None = None) -> Pipelin
             digest_user_code(section, config.file.parent)
     except ConfigError as error:  # its message begins with the key
         key = str(error).partition(":")[0].split(".")
-        raise error.at(locate_in_file(file, key))
+        error.add_location(locate_in_file(file, key))
+        raise
     check_notifiers(config.notify, file)
     return config
 

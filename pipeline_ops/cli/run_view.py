@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
-from pipeline_ops.contract.layout import Attempt, Layout, format_trial_name
+from pipeline_ops.contract.layout import TRIAL, Attempt, Layout, format_trial_name
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
 from pipeline_ops.contract.results import compare_with_baseline, format_figure
 from pipeline_ops.contract.task_record import TaskRecord, read_record
@@ -76,7 +76,7 @@ class RunMonitor:
     """Polls a run, and asks Airflow less often the longer the run takes.
 
     The name of the pipeline in `layout` is the name of its DAG. `triggered` is in Unix time. Mapped
-    tasks have the names of their records in `tasks`.
+    tasks have the names of their records in `tasks`. Trials are shown once they are there.
     """
 
     def __init__(
@@ -94,7 +94,11 @@ class RunMonitor:
         if time.monotonic() >= self._next_refresh:
             self._refresh()
         end = parse_timestamp(self._run["end_date"]) if self._run["end_date"] else time.time()
-        tasks = tuple(task.look(self._instances.get(name)) for name, task in self._tasks.items())
+        tasks = tuple(
+            task.look(self._instances.get(name))
+            for name, task in self._tasks.items()
+            if name in self._instances or not name.startswith(TRIAL)
+        )
         return RunStatus(self._run_id, self._run["state"], end - self._triggered, tasks)
 
     def _refresh(self) -> None:
@@ -330,7 +334,8 @@ def _format_reason(task: TaskStatus) -> str:
         return "for a person's answer, under Required Actions on the page of the run"
     if task.record is None:
         return ""
-    return task.record.message if task.record.state == "failed" else task.record.reason
+    is_reason_in_message = task.record.state in ("failed", "pruned")
+    return task.record.message if is_reason_in_message else task.record.reason
 
 
 def _draw_progress(progress: ProgressEvent | None) -> RenderableType:

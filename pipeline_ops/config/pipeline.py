@@ -28,6 +28,7 @@ from pipeline_ops.config.fields import (
     JsonSchema,
     Scalar,
     Section,
+    TaskSection,
     collect_fields,
     fixed_field,
     get_value,
@@ -245,7 +246,12 @@ class PipelineConfig(Section):
 
         Raises ConfigError for a wrong or missing hosts file.
         """
-        return self._job_hosts[job]
+        return self._job_hosts[_find_task(job)]
+
+    def get_task_section(self, job: str) -> TaskSection:
+        """Returns the section with the place and the time limit of a job."""
+        section: TaskSection = getattr(self, _find_task(job))
+        return section
 
     def _load_hosts(self, section: str, key: str, name: str | None) -> Hosts | None:
         """The hosts file of that name. Raises ConfigError with file and line of the key."""
@@ -308,6 +314,11 @@ def load_config(file: Path | str, overrides: Mapping[str, Any] | None = None) ->
     """
     text = ConfigText.read(Path(file))
     return _validate(text.with_overrides(overrides) if overrides else text)
+
+
+def _find_task(job: str) -> str:
+    """The trials of a search are drawn where `train` runs, because Optuna is installed there."""
+    return "train" if job == "search" else job
 
 
 def _validate(text: ConfigText) -> PipelineConfig:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -31,6 +34,10 @@ class Range(Section):
     @property
     def is_integer(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def includes(self, value: Any) -> bool:
+        """Returns whether a search may draw this value."""
+        return type(value) is (int if self.is_integer else float) and self.low <= value <= self.high
 
 
 def _tag_values(value: Any) -> str:
@@ -99,4 +106,29 @@ class Search(Section):
                 f"a grid has lists of values, got a range for {', '.join(ranges)}. "
                 "List the values, or use method: random."
             )
+        if self.method == "grid" and self.max_trials > MAX_TRIALS:
+            raise ValueError(
+                f"the grid has {self.max_trials} combinations, more than {MAX_TRIALS}. "
+                "Take fewer values, or method: random."
+            )
         return self
+
+    @property
+    def max_trials(self) -> int:
+        """The number of trials. A random search has fewer if it draws a combination twice."""
+        lists = (values for values in self.parameters.values() if isinstance(values, list))
+        return self.trials or math.prod(len({*map(to_choice, values)}) for values in lists)
+
+    def includes(self, parameters: Mapping[str, Any]) -> bool:
+        """Returns whether a trial of this search may have these parameters."""
+        return parameters.keys() == self.parameters.keys() and all(
+            values.includes(parameters[key])
+            if isinstance(values, Range)
+            else to_choice(parameters[key]) in map(to_choice, values)
+            for key, values in self.parameters.items()
+        )
+
+
+def to_choice(value: Any) -> str:
+    """Returns a value of a list as JSON. Lists and mappings cannot be compared in other ways."""
+    return json.dumps(value, default=str)

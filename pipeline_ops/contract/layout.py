@@ -4,7 +4,7 @@
     <fingerprint>/manifest.json     immutable results, one folder each. A manifest may reference
                                     files of its neighbours (`ManifestFile.stored_at`)
     .<fingerprint>.work/            kept by a job between two tries: checkpoints, finished shards.
-                                    Or the journal of a search with a pruner (`job/study.py`)
+                                    Or the study of a search with a pruner (`contract/pruning.py`)
     .<fingerprint>.lock             held by the one job that makes the artifact
     .<fingerprint>.used             written whenever a run decides to use the artifact
 <root>/runs/<pipeline>/<run id>/
@@ -35,6 +35,8 @@ from pipeline_ops.errors import DataError
 from pipeline_ops.storage.store_path import StorePath
 
 REQUEST = "request.json"
+TRIAL = "trial-"
+"""The beginning of the name of each trial."""
 _ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
 _ARTIFACT_URI = re.compile(
     rf"(?:(?:.*[^/])?/)?artifacts/([a-z0-9][a-z0-9_-]{{0,62}})/([a-z]+)/([0-9a-f]{{32}})/{re.escape(NAME)}"
@@ -119,7 +121,7 @@ class Layout:
 
 def format_trial_name(number: int) -> str:
     """The name of a trial's task record, and of the folder of its attempts."""
-    return f"trial-{number:03d}"
+    return f"{TRIAL}{number:03d}"
 
 
 def iterate_manifests(folder: StorePath) -> Iterator[tuple[StorePath, Manifest]]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline_ops.config.evaluate import Mode, find_mode
 from pipeline_ops.contract.fingerprint import Fingerprint
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.manifest import Input
 from pipeline_ops.contract.planned_training import PlannedTraining
+from pipeline_ops.contract.pruning import PlannedTrial
 from pipeline_ops.contract.serving_statistics import ServingStatistics
 from pipeline_ops.errors import DataError, ExitCode, MachineError
 from pipeline_ops.storage.checksums import compute_digest
@@ -34,24 +34,6 @@ _MAX_REQUEST_BYTES = 96 << 20
 _MAX_MESSAGE = 100_000
 _RESERVE_BYTES = 4096
 _MAX_RESERVED_MESSAGE = 1000
-
-
-class PlannedTrial(BaseModel):
-    """The trial of a search that a training is, for the pruner."""
-
-    model_config = ConfigDict(frozen=True)
-
-    study: str
-    """The URI of an artifact that is never made. Its work folder has the journal."""
-    number: int
-    monitor: str
-    min_epochs: int
-    mode: Mode | None = None
-    """The better direction of the figure. Null is that of a built-in one."""
-
-    @property
-    def better(self) -> Mode:
-        return self.mode or find_mode(self.monitor) or "max"
 
 
 class Request(BaseModel):

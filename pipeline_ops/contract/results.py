@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from pipeline_ops.config.evaluate import Mode
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.contract.layout import format_trial_name
 from pipeline_ops.contract.manifest import Manifest, ManifestFile
 from pipeline_ops.storage.parsing import JsonModel
 
@@ -110,6 +111,31 @@ class Figures(JsonModel):
     """
 
     model_config = ConfigDict(frozen=True)
+
+
+class Trial(Figures):
+    """One combination of parameters, by dotted key."""
+
+    number: int
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its record and of the folder of its attempts."""
+        return format_trial_name(self.number)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{key.removeprefix('train.')} "
+            f"{format(value, 'g') if isinstance(value, float) else value}"
+            for key, value in self.parameters.items()
+        )
+
+
+class SearchFigures(Figures):
+    """The trials that a search has drawn, by number."""
+
+    trials: list[Trial]
 
 
 class Epoch(Figures):

@@ -153,8 +153,7 @@ def check_training(
         if not training.has_hosts:
             raise _make_located_error(
                 training,
-                f"train: {missing}. Name a hosts file with an interpreter that has it in "
-                "train.runs_on.",
+                f"train.runs_on: {missing}. Name a hosts file with an interpreter that has it.",
             )
         _log.warning("the model is checked on the hosts and not here: %s", missing)
     elif remark := response.get("remark"):

@@ -94,18 +94,21 @@ def _build_scheduling_kwargs(section: TaskSection) -> dict[str, Any]:
 def _add_search(config: PipelineConfig, search: Search) -> ChooseOperator:
     """Adds search >> trial >> train, with one mapped task for each trial, and returns the last one.
 
+    The job of `search` runs where those of the trials run.
+
     A failed trial does not fail the run, so it causes no notification.
     """
     file = str(config.file)
     callback_kwargs = build_task_callback_kwargs(config)
-    trials = SearchOperator(config_file=file, **callback_kwargs).output
+    scheduling_kwargs = _build_scheduling_kwargs(config.train)
+    search_task = SearchOperator(config_file=file, **scheduling_kwargs, **callback_kwargs)
     trial = TrialOperator.partial(
         task_id="trial",
         config_file=file,
-        **_build_scheduling_kwargs(config.train),
+        **scheduling_kwargs,
         max_active_tis_per_dagrun=search.max_parallel,
         map_index_template="{{ task.trial_text }}",
-    ).expand(trial=trials)
+    ).expand(trial=search_task.output)
     train = ChooseOperator(config_file=file, **callback_kwargs)
     trial >> train
     return train

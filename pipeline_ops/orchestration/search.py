@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, TriggerRule
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException
 
-from pipeline_ops.contract.manifest import read_manifest
-from pipeline_ops.contract.request import PlannedTrial, read_request
-from pipeline_ops.contract.results import TrainingFigures
+from pipeline_ops.contract.layout import format_trial_name
+from pipeline_ops.contract.pruning import check_pruned, record_finished
+from pipeline_ops.contract.results import Trial
 from pipeline_ops.contract.task_record import TaskRecord, find_recorded_manifest, read_record
-from pipeline_ops.errors import ConfigError, DataError, ExitCode
-from pipeline_ops.orchestration.job_handle import JobHandle
-from pipeline_ops.orchestration.task_run import TaskRun
-from pipeline_ops.orchestration.tasks import TrainOperator
+from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.orchestration.task_run import TaskRun, make_airflow_error
+from pipeline_ops.orchestration.tasks import JobOperator, TrainOperator
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.planning.trials import (
-    Trial,
     TrialResult,
     build_trial_config,
     check_trials,
     choose_best_trial,
     get_monitor,
     plan_pruning,
-    plan_trials,
+    read_history,
     read_trial_result,
+    read_trials,
 )
 from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.store_path import StorePath
@@ -43,33 +42,19 @@ if TYPE_CHECKING:
     from pipeline_ops.places.place import Place
 
 
-class SearchOperator(BaseOperator):
-    """Lists the trials of the run and checks each of them."""
+class SearchOperator(JobOperator):
+    """Draws the trials of the run, and checks each of them before the first one trains."""
 
+    job = "search"
     ui_color = "#5a5a8f"
-    ui_fgcolor = "#ffffff"
 
-    def __init__(self, *, config_file: str, task_id: str = "search", **kwargs: Any):
-        super().__init__(task_id=task_id, **kwargs)
-        self.config_file = config_file
-
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        run = TaskRun.load(self.config_file, context)
-        search = run.config.search
-        if search is None:
-            raise AirflowFailException(
-                f"{self.config_file} has no search any longer, so there are no trials. "
-                "Trigger a new run."
-            )
-        try:
-            trials = plan_trials(run.config)
+    def make_output(self, run: TaskRun, manifest: StorePath) -> list[dict[str, Any]]:
+        """Returns the trials as JSON, each of which becomes a mapped task."""
+        with self._fail_on_error(run):
+            trials = read_trials(run.config, manifest)
             check_trials(run.config, trials)
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
         for trial in trials:
             self.log.info("%s: %s", trial.name, trial)
-        reason = f"{len(trials)} trials ({search.method})"
-        run.write_record(self.task_id, TaskRecord(state="success", reason=reason))
         return [trial.model_dump(mode="json") for trial in trials]
 
 
@@ -79,96 +64,72 @@ class TrialOperator(TrainOperator):
     Airflow shows a pruned trial as skipped.
 
     Args:
-      trial: a Trial, as JSON.
+      trial: a Trial, as JSON. Only its number counts, because any user who may edit an XCom may
+        have written it. The parameters are those of the artifact of `search`.
     """
-
-    ui_color = "#7a4fa3"
 
     def __init__(self, *, trial: dict[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.trial = trial
-        self._planned: PlannedTrial | None = None
-
-    @property
-    def record_name(self) -> str:
-        return self._trial.name
+        number = trial.get("number") if isinstance(trial, Mapping) else None
+        self._number = number if isinstance(number, int) else -1
+        self.record_name = format_trial_name(self._number)
 
     @property
     def trial_text(self) -> str:
         """The text that Airflow's UI shows instead of a number."""
-        return f"{self._trial.name}: {self._trial}"
-
-    @property
-    def _trial(self) -> Trial:
-        return Trial.model_validate(self.trial)
+        trial = Trial.model_validate(self.trial)
+        return f"{trial.name}: {trial}"
 
     def _load_run(self, context: Context) -> TaskRun:
-        """Loads the run with the config of this trial.
-
-        Only the trial's number comes from the task before. The rest is planned again, because any
-        user who may edit an XCom may have written it.
-        """
-        run, problem = super()._load_run(context), ""
-        number = self.trial.get("number") if isinstance(self.trial, Mapping) else None
-        trial = next((trial for trial in plan_trials(run.config) if trial.number == number), None)
-        if getattr(context["ti"], "map_index", number) != number:
-            problem = (
-                f"the XCom of search gives this task the trial {number!r}, "
-                "which belongs to another task"
-            )
-        elif trial is None:
-            problem = f"the search of {self.config_file} has no trial {number!r}"
-        if problem or trial is None:
+        """Loads the run with the config of this trial."""
+        run = super()._load_run(context)
+        if getattr(context["ti"], "map_index", self._number) != self._number:
             raise AirflowFailException(
-                f"{problem}. Clear the task search to plan the trials again."
+                f"the XCom of search gives this task the trial {self._number}, which belongs to "
+                "another task. Clear the task search to draw the trials again."
             )
         try:
-            return dataclasses.replace(run, config=build_trial_config(run.config, trial))
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
+            trials = {trial.number: trial for trial in _read_trials(run)}
+            if (trial := trials.get(self._number)) is None:
+                raise DataError(
+                    f"the search of {self.config_file} has no trial {self._number}. Clear the task "
+                    "search to draw the trials again."
+                )
+            config = build_trial_config(run.config, trial)
+        except TrainyardError as error:
+            raise make_airflow_error(error.exit_code, str(error)) from None
+        return dataclasses.replace(run, config=config, searched=run.config)
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
-        """Plans the training, and enters all trials into the journal of the pruner.
+        """Plans the training as one of its study, which knows cached trainings from here.
 
         Raises Pruned if an earlier try, or the same trial of an unchanged run, was stopped.
         """
-        plan, search = super()._plan_job(run, place), run.config.search
-        if search is None or search.pruner == "none":
+        plan = super()._plan_job(run, place)
+        planned = plan_pruning(run.searched or run.config, plan.request.fingerprint)
+        if planned is None:
             return plan
-        from pipeline_ops.job.study import check_pruned, create_study
-
-        trials = plan_trials(run.config)
-        first_run = dataclasses.replace(run, config=build_trial_config(run.config, trials[0]))
-        first = super()._plan_job(first_run, place).request.fingerprint
-        self._planned = plan_pruning(run.config, search, self._trial.number, first)
-        create_study(self._planned, search, [trial.parameters for trial in trials])
         if plan.is_cached:
+            record_finished(planned, read_history(plan.manifest, planned.monitor))
             return plan
-        check_pruned(self._planned)
-        request = plan.request.model_copy(update={"trial": self._planned})
+        check_pruned(planned)
+        request = plan.request.model_copy(update={"trial": planned})
         return dataclasses.replace(plan, request=request)
 
-    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
-        """Enters the figures into the journal, which lacks them for a cached training."""
-        planned = self._planned
-        if planned is None and self._handle:  # the job of an earlier try, or a deferred one
-            planned = read_request(self._handle.attempt.request).trial
-        if planned:
-            from pipeline_ops.job.study import tell_finished
 
-            figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
-            history = [epoch.metrics[planned.monitor] for epoch in figures.history]
-            tell_finished(planned, history, history[figures.best_epoch])
+def _read_trials(run: TaskRun) -> list[Trial]:
+    """Reads the trials that the task `search` of the run has drawn, whatever its XCom says.
 
-    def _fail(
-        self, run: TaskRun, exit_code: ExitCode, message: str, handle: JobHandle | None = None
-    ) -> NoReturn:
-        if exit_code is not ExitCode.PRUNED:
-            super()._fail(run, exit_code, message, handle)
-        attempt = str(handle.attempt.folder) if handle else None
-        record = TaskRecord(state="pruned", reason=message, exit_code=exit_code, attempt=attempt)
-        run.write_record(self.record_name, record)
-        raise AirflowSkipException(message)
+    Raises DataError if there are none, or they are not of the config's search.
+    """
+    manifest = find_recorded_manifest(run.layout, run.run_id, "search", "search")
+    if manifest is None:
+        raise DataError(
+            "search has left no trials, so it was marked a success before it had ended. "
+            "Clear search to run it again."
+        )
+    return read_trials(run.config, manifest)
 
 
 class ChooseOperator(BaseOperator):
@@ -191,8 +152,12 @@ class ChooseOperator(BaseOperator):
                 "there is no trial, because search or preprocess has failed. "
                 "The log of that task has the reason."
             )
+        try:
+            trials = _read_trials(run)
+        except TrainyardError as error:
+            raise make_airflow_error(error.exit_code, str(error)) from None
         monitor = get_monitor(run.config)
-        results = [_collect_result(run, trial, monitor) for trial in plan_trials(run.config)]
+        results = [_collect_result(run, trial, monitor) for trial in trials]
         found = choose_best_trial(results, monitor, run.config.train.find_mode(monitor))
         if found is None:
             message = "no trial was finished:\n" + "\n".join(
@@ -225,6 +190,4 @@ def _collect_result(run: TaskRun, trial: Trial, monitor: str) -> TrialResult:
         return read_trial_result(trial, manifest, monitor)
     if record is None:
         return TrialResult(trial=trial, message="ended by Airflow, or by a user in its UI")
-    is_pruned = record.state == "pruned"
-    message = record.reason if is_pruned else record.message
-    return TrialResult(trial=trial, message=message, is_pruned=is_pruned)
+    return TrialResult(trial=trial, message=record.message, is_pruned=record.state == "pruned")

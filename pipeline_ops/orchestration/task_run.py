@@ -19,7 +19,11 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+)
 
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
@@ -49,6 +53,8 @@ class TaskRun:
 
     config: PipelineConfig
     context: Context
+    searched: PipelineConfig | None = None
+    """For a trial: the config of its search, without the parameters of the trial."""
 
     @classmethod
     def load(cls, config_file: str, context: Context) -> TaskRun:
@@ -85,7 +91,9 @@ class TaskRun:
 
 
 def make_airflow_error(exit_code: ExitCode, message: str) -> AirflowException:
-    """Makes the exception that lets Airflow retry a task or not."""
+    """Makes the exception that lets Airflow retry a task, fail it, or show it as skipped."""
+    if exit_code is ExitCode.PRUNED:
+        return AirflowSkipException(message)
     return (AirflowException if exit_code.is_retried else AirflowFailException)(message)
 
 

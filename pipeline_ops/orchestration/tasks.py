@@ -90,14 +90,11 @@ class JobOperator(BaseOperator):
     ):
         super().__init__(task_id=task_id or self.job, **kwargs)
         self.config_file, self.pipeline_ref = config_file, pipeline_ref
+        self.record_name = self.job
+        """The name of the task's record and of the folder of its attempts."""
         self._handle: JobHandle | None = None
 
-    @property
-    def record_name(self) -> str:
-        """The name of the task's record and of the folder of its attempts."""
-        return self.job
-
-    def execute(self, context: Context) -> str:
+    def execute(self, context: Context) -> Any:
         """Follows the job of an earlier try, or starts one, and waits for it.
 
         Before a start it prepares what the plan needs, plans, which only reads, and protects what
@@ -135,7 +132,7 @@ class JobOperator(BaseOperator):
                 job.end("it did not end by its own deadline")
             raise
 
-    def resume(self, context: Context, event: Mapping[str, str]) -> str:
+    def resume(self, context: Context, event: Mapping[str, str]) -> Any:
         """Called when the trigger has fired. The outcome is in the files of the named attempt."""
         run = self._load_run(context)
         attempt = run.layout.attempt(run.run_id, self.record_name, event["attempt"])
@@ -149,6 +146,10 @@ class JobOperator(BaseOperator):
 
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         """Sends notifications about the job's result, which may be cached. For subclasses."""
+
+    def make_output(self, run: TaskRun, manifest: StorePath) -> Any:
+        """Returns the value that the later tasks get: the URI of the manifest. For subclasses."""
+        return str(manifest)
 
     def on_kill(self) -> None:
         """Called when the task is killed before it has deferred."""
@@ -189,7 +190,7 @@ class JobOperator(BaseOperator):
             if record_use(run.config.root, used):  # otherwise it was removed in the meantime
                 return plan
 
-    def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> str:
+    def _wait_or_defer(self, run: TaskRun, handle: JobHandle) -> Any:
         deadline = time.monotonic() + self.defer_after_seconds
         log_offset = None if handle.place.is_this_host else 0
         progress = ProgressLog(handle.attempt, log_offset=log_offset)
@@ -216,12 +217,12 @@ class JobOperator(BaseOperator):
             hosts.model_dump(mode="json", exclude={"environment"}) if hosts else None,
             progress.log_offset,
         )
-        timeout_seconds = getattr(run.config, self.job).timeout_seconds
+        timeout_seconds = run.config.get_task_section(self.job).timeout_seconds
         seconds = timeout_seconds + handle.place.queue_seconds + _DEADLINE_SLACK_SECONDS
         self.defer(trigger=trigger, method_name="resume", timeout=dt.timedelta(seconds=seconds))
         raise AssertionError("defer has returned")
 
-    def _finish(self, run: TaskRun, handle: JobHandle, status: Status) -> str:
+    def _finish(self, run: TaskRun, handle: JobHandle, status: Status) -> Any:
         handle.clean_up()
         if not status.exit_code.leaves_manifest:
             self._fail(run, status.exit_code, status.message, handle)
@@ -240,12 +241,12 @@ class JobOperator(BaseOperator):
         )
         return self._succeed(run, manifest, record)
 
-    def _succeed(self, run: TaskRun, manifest: StorePath, record: TaskRecord) -> str:
+    def _succeed(self, run: TaskRun, manifest: StorePath, record: TaskRecord) -> Any:
         run.write_record(self.record_name, record.model_copy(update={"manifest": str(manifest)}))
         if not record.cached:
             add_asset_event(run, self.job, manifest)
         self.on_result(run, manifest)
-        return str(manifest)
+        return self.make_output(run, manifest)
 
     @contextlib.contextmanager
     def _fail_on_error(self, run: TaskRun) -> Iterator[None]:
@@ -257,9 +258,9 @@ class JobOperator(BaseOperator):
     def _fail(
         self, run: TaskRun, exit_code: ExitCode, message: str, handle: JobHandle | None = None
     ) -> NoReturn:
-        """Turns an exit code into a retry or into a permanent failure."""
+        """Turns an exit code into a retry, a permanent failure, or a skipped task."""
         record = TaskRecord(
-            state="failed",
+            state="pruned" if exit_code is ExitCode.PRUNED else "failed",
             reason=handle.reason if handle else "",
             message=message,
             exit_code=exit_code,

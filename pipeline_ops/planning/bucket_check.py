@@ -40,4 +40,5 @@ def check_bucket(config: PipelineConfig) -> None:
             probe.remove()
     except (ConfigError, MachineError) as error:
         key = f"{config.locate(('storage', 'root'))}: storage.root"
-        raise error.at(key)
+        error.add_location(key)
+        raise

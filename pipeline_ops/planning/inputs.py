@@ -122,7 +122,8 @@ def find_champion(config: PipelineConfig) -> Version | None:
             check_origin(champion, config.pipeline, config.export.shared_with)
         except ConfigError as error:
             where = f"{config.locate(('export', 'model'))}: export.model"
-            raise error.at(where)
+            error.add_location(where)
+            raise
     return champion
 
 
@@ -275,7 +276,8 @@ def _find_named_input(config: PipelineConfig) -> Input | None:
         return _find_version(config, source) if isinstance(source, str) else None
     except ConfigError as error:
         where = config.locate(("train", "warm_start"))
-        raise error.at(where)
+        error.add_location(where)
+        raise
 
 
 def _find_version(config: PipelineConfig, source: str) -> Input:

@@ -1,4 +1,4 @@
-"""The four jobs: modules, inputs, and the code and packages that can change their results."""
+"""The jobs: modules, inputs, and the code and packages that can change their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import write_json
 
 JOBS = ("preprocess", "train", "evaluate", "export")
-"""All jobs, in the order in which a DAG runs them."""
+"""The jobs of every DAG, in the order in which it runs them. A search has one more, `search`."""
 
 APPROVE = "approve"
 """The id of the task that asks a person before export, if the config has `evaluate.approval`."""
@@ -54,6 +54,7 @@ KINDS: Mapping[str, JobKind] = {
     "preprocess": JobKind(
         "beam_jobs.__main__", (), (*_IMAGES, "protobuf", "google-crc32c", "jinja2")
     ),
+    "search": JobKind("pipeline_ops.job.study", (), ("optuna",)),
     "train": JobKind(
         "pipeline_ops.launch.train",
         ("preprocess",),

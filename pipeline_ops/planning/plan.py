@@ -31,6 +31,7 @@ from pipeline_ops.contract.results import (
     ModelFigures,
 )
 from pipeline_ops.contract.serving_statistics import ServingStatistics
+from pipeline_ops.errors import ConfigError
 from pipeline_ops.places.open_place import open_place
 from pipeline_ops.places.place import Place, make_hosts_variable
 from pipeline_ops.planning.inputs import (
@@ -144,6 +145,15 @@ def _plan_preprocess(run: _Run) -> JobPlan:
     return _decide(_request("preprocess", run, fingerprint, inputs, own), run)
 
 
+def _plan_search(run: _Run) -> JobPlan:
+    if run.config.search is None:
+        raise ConfigError(
+            f"{run.config.file} has no search any longer, so there are no trials. "
+            "Trigger a new run."
+        )
+    return _decide(_request("search", run, _fingerprint("search", run, {}), {}), run)
+
+
 def _plan_train(run: _Run) -> JobPlan:
     config, inputs, hosts = run.config, run.inputs("train"), run.config.hosts
     own, stages = read_user_code(config.train, config.file.parent), config.preprocess.stages
@@ -197,6 +207,7 @@ def _plan_export(run: _Run) -> JobPlan:
 
 _PLANNERS: Mapping[str, Callable[[_Run], JobPlan]] = {
     "preprocess": _plan_preprocess,
+    "search": _plan_search,
     "train": _plan_train,
     "evaluate": _plan_evaluate,
     "export": _plan_export,
@@ -253,7 +264,7 @@ def _request(
         artifact=str(run.layout.artifact(job, fingerprint.digest)),
         fingerprint=fingerprint,
         serving=serving,
-        deadline_seconds=section.timeout_seconds,
+        deadline_seconds=config.get_task_section(job).timeout_seconds,
         user_files=own.files if own else {},
     )
 
@@ -331,7 +342,7 @@ def _list_certain_reads(job: str, config: PipelineConfig) -> Iterator[Callable[[
         registry = Registry(config.registry)
         if job == "evaluate":
             yield partial(_read_champion, registry)
-        if job != "train" or config.train.warm_start:
+        if job not in ("search", "train") or (job == "train" and config.train.warm_start):
             yield registry.read_aliases
             yield partial(list_numbers, registry.folder)
 

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import ConfigDict
 
 from pipeline_ops.config.evaluate import Mode, find_mode, rank_figure
 from pipeline_ops.config.pipeline import PipelineConfig
-from pipeline_ops.config.search import MAX_TRIALS, Search
 from pipeline_ops.contract.fingerprint import Fingerprint
-from pipeline_ops.contract.layout import Layout, format_trial_name
+from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import read_manifest
-from pipeline_ops.contract.request import PlannedTrial
-from pipeline_ops.contract.results import TrainingFigures
-from pipeline_ops.errors import ConfigError
+from pipeline_ops.contract.pruning import PlannedTrial
+from pipeline_ops.contract.results import SearchFigures, TrainingFigures, Trial
+from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.planning.job_kinds import find_job_code
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.storage.store_path import StorePath
-
-
-class Trial(JsonModel):
-    """One combination of parameters, by dotted key."""
-
-    model_config = ConfigDict(frozen=True)
-
-    number: int
-    parameters: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of its record and of the folder of its attempts."""
-        return format_trial_name(self.number)
-
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{key.removeprefix('train.')} "
-            f"{format(value, 'g') if isinstance(value, float) else value}"
-            for key, value in self.parameters.items()
-        )
+from pipeline_ops.user_code.models import read_user_code
 
 
 class TrialResult(JsonModel):
@@ -89,54 +68,63 @@ def read_search(layout: Layout, run_id: str) -> SearchResult | None:
     return read_json_as(SearchResult, layout.search_result(run_id))
 
 
-def plan_trials(config: PipelineConfig) -> list[Trial]:
-    """Returns the trials of a config's search, always in the same order.
+def read_trials(config: PipelineConfig, manifest: StorePath) -> list[Trial]:
+    """Reads the trials that the job `search` has drawn.
 
-    A longer random search begins with the same trials, so their trainings are cached. Raises
-    ConfigError if there are too many, or if Optuna is not installed.
+    Raises DataError if one of them is not of the config's search. The search may have changed, and
+    everybody who can write to the storage may have written the file.
     """
-    search = config.search
-    if search is None:
-        return []
-    if search.method == "grid":
-        lists = (values for values in search.parameters.values() if isinstance(values, list))
-        if (count := math.prod(map(len, lists))) > MAX_TRIALS:
-            raise ConfigError(
-                f"search: the grid has {count} combinations, more than {MAX_TRIALS}. "
-                "Take fewer values, or method: random."
+    trials = SearchFigures.model_validate(read_manifest(manifest).figures).trials
+    for number, trial in enumerate(trials):
+        if (
+            config.search is None
+            or trial.number != number
+            or not config.search.includes(trial.parameters)
+        ):
+            raise DataError(
+                f"{manifest}: the trial {trial.number} is not one of the search in {config.file}. "
+                "Clear the task search to draw the trials again."
             )
-    try:
-        from pipeline_ops.job.study import draw_parameters
-    except ImportError as error:
-        raise ConfigError(
-            f"search: Optuna is not installed here ({error}). "
-            "Install the extra search: pip install '.[search]' in a clone of Trainyard."
-        ) from None
-    distinct = list[dict[str, Any]]()
-    for parameters in draw_parameters(search):
-        if parameters not in distinct:
-            distinct.append(parameters)
-    return [Trial(number=n, parameters=parameters) for n, parameters in enumerate(distinct)]
+    return trials
 
 
-def plan_pruning(
-    config: PipelineConfig, search: Search, number: int, first: Fingerprint
-) -> PlannedTrial:
-    """Names the study of the pruner that a trial belongs to.
+def plan_pruning(config: PipelineConfig, training: Fingerprint) -> PlannedTrial | None:
+    """Plans the pruning of a trial. Returns None without a pruner.
 
     Runs with the same search, data and code share a study, so an unchanged run finds its pruned
-    trials again. More trials of a random search join it. `first` is the fingerprint of the first
-    trial's training.
+    trials again. More trials of a random search join it. `config` is that of the search, without
+    the parameters of a trial. `training` is the fingerprint of the trial.
     """
+    search, train = config.search, config.train
+    if search is None or search.pruner == "none":
+        return None
+    monitor = get_monitor(config)
     compared = search.model_copy(update={"trials": None}).to_fingerprint_dict()
-    artifact = compute_digest([compared, first.digest])
-    return PlannedTrial(
-        study=str(Layout(config.root, config.pipeline).artifact("train", artifact)),
-        number=number,
-        monitor=get_monitor(config),
-        min_epochs=search.min_epochs,
-        mode=config.train.find_mode(get_monitor(config)),
+    own = read_user_code(train, config.file.parent).digests
+    # The versions are those of the trial. Trials whose own code imports other packages are compared
+    # among themselves.
+    common = Fingerprint(
+        config=training.config | train.to_fingerprint_dict(),
+        inputs=training.inputs,
+        code=find_job_code("train", config) | own,
+        versions=training.versions,
     )
+    study = Layout(config.root, config.pipeline).artifact(
+        "train", compute_digest([compared, common.digest])
+    )
+    return PlannedTrial(
+        study=str(study),
+        training=training.digest,
+        monitor=monitor,
+        min_epochs=search.min_epochs,
+        mode=train.find_mode(monitor),
+    )
+
+
+def read_history(manifest: StorePath, monitor: str) -> list[float]:
+    """Reads the monitored figure after each epoch of a training."""
+    figures = TrainingFigures.model_validate(read_manifest(manifest).figures)
+    return [epoch.metrics[monitor] for epoch in figures.history]
 
 
 def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
@@ -144,7 +132,8 @@ def build_trial_config(config: PipelineConfig, trial: Trial) -> PipelineConfig:
     try:
         return config.with_overrides(trial.parameters)
     except ConfigError as error:
-        raise error.at(f"search, {trial.name} ({trial})")
+        error.add_location(f"search, {trial.name} ({trial})")
+        raise
 
 
 def check_trials(config: PipelineConfig, trials: Sequence[Trial]) -> None:

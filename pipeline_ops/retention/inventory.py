@@ -22,6 +22,8 @@ from pipeline_ops.storage.store_path import Entry, StorePath
 
 PROTECTION = "keep"
 """The file in a run's folder that protects the run. Its content has no meaning."""
+_JOBS = (*TASKS, "search")
+"""The jobs that leave artifacts."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _COMPANION = re.compile(
     r"\.{1,2}(?P<fingerprint>[0-9a-f]{32})\."
@@ -188,7 +190,7 @@ def take_inventory(config: PipelineConfig) -> Inventory:
       DataError: a key below the pipeline's own folders cannot be listed.
     """
     root, layout = config.root, Layout(config.root, config.pipeline)
-    of_jobs = {job: _group(layout.artifacts(job)) for job in TASKS}
+    of_jobs = {job: _group(layout.artifacts(job)) for job in _JOBS}
     of_runs = _group(root / "runs" / config.pipeline)
     runs = map_requests(lambda content: _read_run(root, content), of_runs)
     of_all, problems = list[Content](), []
@@ -197,7 +199,7 @@ def take_inventory(config: PipelineConfig) -> Inventory:
     except DataError as error:
         problems.append(str(error))
     shared = [each for each in of_all if _SHARED.fullmatch(each.path)]
-    artifacts = [each for job in TASKS for each in _find_artifacts(layout, job, of_jobs[job])]
+    artifacts = [each for job in _JOBS for each in _find_artifacts(layout, job, of_jobs[job])]
     ours = [run.content for run in runs if run.is_ours]
     ours += [content for artifact in artifacts for content in artifact.contents]
     beside = [*of_all, *chain.from_iterable(of_jobs.values())]
@@ -277,7 +279,7 @@ def _read_run(root: StorePath, content: Content) -> StoredRun:
                     deadline = modified[name] + request.deadline_seconds
                     open_attempts.append(OpenAttempt(path, inputs, deadline))
     # The JSON files of others are no damaged records.
-    counted = [text for task, text in problems.items() if is_ours or task in TASKS]
+    counted = [text for task, text in problems.items() if is_ours or task in _JOBS]
     return StoredRun(
         folder.name,
         content,

@@ -63,5 +63,5 @@ def _query_versions(python: Path, packages: tuple[str, ...]) -> tuple[tuple[str,
         stderr_tail = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:]
         raise ConfigError(
             f"{python} cannot be used as an interpreter: {'; '.join([*stderr_tail, str(error)])}",
-            "`python` of a task must be the path of a Python of 3.11 to 3.13.",
+            "`python` in the hosts file must be the path of a Python of 3.11 to 3.13.",
         ) from None

@@ -64,7 +64,8 @@ def read_user_code(section: Train | Evaluate, folder: Path) -> UserCode:
         try:
             code |= read_module(module, origin, folder, whole_package=True)
         except ConfigError as error:
-            raise error.at(key)
+            error.add_location(key)
+            raise
     return check_size(code, f"{name}.files", folder)
 
 

@@ -115,7 +115,8 @@ def load_object(path: str, key: str, remedy: str) -> Any:
     try:
         module = import_module(module_name, remedy)
     except ConfigError as error:
-        raise error.at(key)
+        error.add_location(key)
+        raise
     if not hasattr(module, name):
         known = [
             each

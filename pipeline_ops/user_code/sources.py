@@ -77,7 +77,8 @@ def read_source_code(source: Source, files: Sequence[str], folder: Path) -> User
         try:
             code |= read_module(module, origin, folder)
         except ConfigError as error:
-            raise error.at(f"preprocess.source.{source.code_key}")
+            error.add_location(f"preprocess.source.{source.code_key}")
+            raise
     return check_size(code, "preprocess.files", folder)
 
 

@@ -21,19 +21,17 @@ from measuring import ROOT, load_digits_config, make_environment, run_job  # noq
 
 from pipeline_ops.config.pipeline import PipelineConfig  # noqa: E402
 from pipeline_ops.contract.layout import Attempt, Layout  # noqa: E402
-from pipeline_ops.contract.manifest import read_manifest  # noqa: E402
 from pipeline_ops.contract.progress import ProgressReader  # noqa: E402
 from pipeline_ops.contract.request import read_status, write_request  # noqa: E402
-from pipeline_ops.contract.results import TrainingFigures  # noqa: E402
+from pipeline_ops.contract.results import Trial  # noqa: E402
 from pipeline_ops.errors import ExitCode  # noqa: E402
-from pipeline_ops.job.study import create_study, tell_finished  # noqa: E402
+from pipeline_ops.job.study import draw_trials  # noqa: E402
 from pipeline_ops.planning.job_kinds import KINDS  # noqa: E402
 from pipeline_ops.planning.plan import plan_job  # noqa: E402
 from pipeline_ops.planning.trials import (  # noqa: E402
-    Trial,
     build_trial_config,
     plan_pruning,
-    plan_trials,
+    read_history,
 )
 from pipeline_ops.storage.open_store import open_path  # noqa: E402
 
@@ -52,7 +50,7 @@ class Outcome:
 def run_search(config: PipelineConfig, manifests: dict[str, str], run_id: str) -> Outcome:
     """Runs all trials of a search, one after the other."""
     outcome = Outcome()
-    for trial in plan_trials(config):
+    for trial in draw_trials(config.search) if config.search else []:
         attempt = run_trial(config, trial, manifests, run_id)
         status = read_status(attempt)
         events = ProgressReader(attempt.progress).read_new()
@@ -61,9 +59,7 @@ def run_search(config: PipelineConfig, manifests: dict[str, str], run_id: str) -
             outcome.pruned += 1
             continue
         assert status is not None and status.exit_code is ExitCode.SUCCESS, status
-        manifest = read_manifest(open_path(str(status.manifest)))
-        history = TrainingFigures.model_validate(manifest.figures).history
-        figures = [epoch.metrics[MONITOR] for epoch in history]
+        figures = read_history(open_path(str(status.manifest)), MONITOR)
         outcome.figure = max(outcome.figure, *figures)
     return outcome
 
@@ -71,24 +67,15 @@ def run_search(config: PipelineConfig, manifests: dict[str, str], run_id: str) -
 def run_trial(
     config: PipelineConfig, trial: Trial, manifests: dict[str, str], run_id: str
 ) -> Attempt:
-    """Runs one train job, and enters a finished training into the journal."""
-    plan = plan_job("train", build_trial_config(config, trial), run_id, manifests)
-    request, search = plan.request, config.search
-    if search is not None and search.pruner == "asha":
-        trials = plan_trials(config)
-        first = plan_job("train", build_trial_config(config, trials[0]), run_id, manifests)
-        planned = plan_pruning(config, search, trial.number, first.request.fingerprint)
-        create_study(planned, search, [each.parameters for each in trials])
-        request = request.model_copy(update={"trial": planned})
+    """Runs one train job."""
+    request = plan_job("train", build_trial_config(config, trial), run_id, manifests).request
+    planned = plan_pruning(config, request.fingerprint)
+    request = request.model_copy(update={"trial": planned})
     layout = Layout(config.root, config.pipeline)
     attempt = Attempt(layout.attempts(run_id, trial.name) / "attempt-1")
     write_request(attempt, request)
     argv = [sys.executable, "-m", KINDS["train"].module, "--request", str(attempt.request)]
     subprocess.run(argv, env=make_environment(), cwd=ROOT, capture_output=True, check=False)
-    if request.trial and plan.manifest.exists():
-        figures = TrainingFigures.model_validate(read_manifest(plan.manifest).figures)
-        history = [epoch.metrics[MONITOR] for epoch in figures.history]
-        tell_finished(request.trial, history, history[figures.best_epoch])
     return attempt
 
 
@@ -106,7 +93,6 @@ def main() -> None:
                 search = {
                     "method": "random",
                     "trials": args.trials,
-                    "seed": seed,
                     "pruner": pruner,
                     "monitor": MONITOR,
                     "parameters": {
@@ -124,6 +110,7 @@ def main() -> None:
                     args.epochs,
                     search=search,
                     train__strategy="one_device",
+                    train__seed=seed,
                     train__workers=1,
                     train__early_stopping=None,
                     train__reduce_learning_rate=None,

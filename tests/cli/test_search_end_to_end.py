@@ -51,6 +51,7 @@ def test_the_best_trial_goes_on_and_a_failed_one_does_no_harm(first):
 def test_what_was_tried_is_not_tried_again_and_explain_knows_it(first, trainyard):
     explained = trainyard.call("explain").stdout.splitlines()
     verdicts = {line.split()[0]: line.split()[1] for line in explained}
+    assert verdicts["search"] == "cached"
     assert verdicts["trial-000"] == verdicts["trial-001"] == "cached"
     assert verdicts["trial-002"] == verdicts["train"] == "runs"
     words = set_words(f"search.parameters={{{RATE}: [0.05, 0.0001]}}")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_files import set_words, write_config
+from config_files import set_words, use_interpreter, write_config
 
 from pipeline_ops.cli.main import main
 
@@ -33,6 +33,11 @@ def pictures(config_file) -> Path:
     for label in "01":
         (config_file.parent / "raw" / label / "a.png").unlink()
     return write_config(config_file.parent, {"train.global_batch_size": 8}, config_file)
+
+
+def with_python(file: Path, python: Path | str) -> list[str]:
+    """The overrides by which the train task has another interpreter."""
+    return [f"{key}={name}" for key, name in use_interpreter(file.parent, python, "train").items()]
 
 
 def deep(capsys, file: Path, *overrides: str) -> tuple[int, str]:
@@ -87,7 +92,7 @@ def test_a_model_that_returns_probabilities_is_accepted(user_package, pictures, 
 
 
 def test_a_model_of_the_catalogue_needs_no_process(pictures, capsys):
-    assert deep(capsys, pictures, "train.python=/nowhere/python")[0] == 0
+    assert deep(capsys, pictures, *with_python(pictures, "/nowhere/python"))[0] == 0
     assert not (pictures.parent / "root" / "checked").exists()
 
 
@@ -122,7 +127,7 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictu
         f'#!/bin/sh\necho "$@" >> {pictures.parent}/asked\nexec {sys.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
-    code, output = deep(capsys, pictures, SMALL, f"train.python={wrapper}")
+    code, output = deep(capsys, pictures, SMALL, *with_python(pictures, wrapper))
     assert code == 0, output
     assert "-P -m pipeline_ops.training.check" in (pictures.parent / "asked").read_text()
     wrapper.write_text(
@@ -134,9 +139,11 @@ def test_the_check_runs_in_the_interpreter_of_the_train_task(user_package, pictu
     (pictures.parent / "fake" / "tensorflow.py").write_text(
         "raise ImportError('No module named tensorflow')\n"
     )
-    words = ("train.model=acme_vision.nets:dropping", f"train.python={wrapper}")
+    words = ("train.model=acme_vision.nets:dropping", *with_python(pictures, wrapper))
     code, output = deep(capsys, pictures, *words)
-    problem = "has no TensorFlow (No module named tensorflow). Set it to an interpreter"
+    problem = (
+        "has no TensorFlow (No module named tensorflow). Name a hosts file with an interpreter"
+    )
     assert (code, problem in output) == (78, True), output
 
 

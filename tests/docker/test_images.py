@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 IMAGES = ("airflow", "jobs", "host", "serving", "beam-worker")
 JOBS = (
     "beam_jobs.__main__",
+    "pipeline_ops.job.study",
     "pipeline_ops.launch.train",
     "pipeline_ops.evaluation.evaluate",
     "pipeline_ops.export.export",
@@ -37,7 +38,7 @@ def run(docker, image) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("name", "absent"),
     [
-        ("airflow", ["tensorflow", "apache_beam", "keras"]),
+        ("airflow", ["tensorflow", "apache_beam", "keras", "optuna"]),
         ("jobs", ["airflow"]),
         ("host", ["airflow"]),
         ("serving", ["airflow", "apache_beam"]),

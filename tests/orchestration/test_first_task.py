@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from config_files import write_config
+from config_files import use_interpreter, write_config
 from task_contexts import make_context
 
 from pipeline_ops.contract.layout import Layout
@@ -80,7 +80,8 @@ def test_a_data_set_that_is_there_already_is_taken_without_a_check(execute, tmp_
     checker = tmp_path / "python"
     checker.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')
     checker.chmod(0o755)
-    assert execute(train__model="nets:several_labels", train__python=str(checker)) == made
+    changes = use_interpreter(tmp_path / "configs", checker, "train")
+    assert execute(train__model="nets:several_labels", **changes) == made
     assert attempts(tmp_path) == 1
     assert not (tmp_path / "started").exists()
 

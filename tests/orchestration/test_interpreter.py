@@ -28,6 +28,7 @@ from pipeline_ops.user_code.interpreter import read_versions
 ROOT = Path(__file__).resolve().parents[2]
 _ONLY_FOR_JOBS = """
     tensorflow keras apache_beam cv2 numpy sklearn scipy simplejpeg tensorboard h5py ml_dtypes jax
+    optuna
 """
 ONLY_FOR_JOBS = _ONLY_FOR_JOBS.split()
 ONLY_FOR_AIRFLOW = ("airflow", "fastapi", "sqlalchemy", "uvicorn", "starlette")
@@ -175,3 +176,28 @@ def test_airflow_without_tensorflow_and_beam_runs_a_training_without_airflow(dat
     )
     assert {"tensorflow-cpu", "keras"} & set(manifest.fingerprint.versions)
     assert manifest.figures["workers"] == 2
+
+
+_SEARCH = """
+import sys
+sys.path.append("TESTS")
+from task_contexts import make_context
+from pipeline_ops.orchestration.search import SearchOperator
+operator = SearchOperator(config_file=sys.argv[1])
+operator.defer_after_seconds = 300
+print([trial["number"] for trial in operator.execute(make_context({}, "1"))], *sys.modules)
+"""
+
+
+@pytest.mark.airflow
+def test_airflow_without_optuna_draws_the_trials_of_a_search_where_train_runs(tmp_path):
+    for_airflow = link_packages(tmp_path / "airflow", ONLY_FOR_JOBS)
+    for_jobs = link_packages(tmp_path / "jobs", ONLY_FOR_AIRFLOW)
+    search = {"parameters": {"train.optimizer.learning_rate": [0.1, 0.01, 0.001]}}
+    config = write_config(
+        tmp_path, use_interpreter(tmp_path, for_jobs, "train") | {"search": search}
+    )
+    task = _SEARCH.replace("TESTS", str(ROOT / "tests" / "support"))
+    output = run_python(for_airflow, task, str(config), AIRFLOW_HOME=str(tmp_path / "home"))
+    assert output.startswith("[0, 1, 2] ")
+    assert not {*output.split()} & set(ONLY_FOR_JOBS)

@@ -17,8 +17,8 @@ from pipeline_ops.cli.commands.explain import _forecast_trials
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.layout import work_folder
 from pipeline_ops.contract.manifest import NAME, read_manifest
-from pipeline_ops.contract.request import PlannedTrial, read_request
-from pipeline_ops.job.study import StoreJournal, _open_storage, _read_trials
+from pipeline_ops.contract.pruning import PlannedTrial, read_figures
+from pipeline_ops.contract.request import read_request
 from pipeline_ops.places.local import read_identity
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.storage.open_store import open_path
@@ -65,7 +65,7 @@ def test_a_hopeless_trial_is_pruned_and_stays_pruned(dataset, tmp_path):
         run.try_out(hopeless)
     record = run.record("trial-001")
     assert (record.state, record.exit_code, record.manifest) == ("pruned", 4, None)
-    assert record.reason.startswith("pruned after epoch 1: validation_accuracy 0")
+    assert record.message.startswith("pruned after epoch 1: validation_accuracy 0")
     artifact = open_path(read_request(open_path(f"{record.attempt}/request.json")).artifact)
     assert not (artifact / NAME).exists()
     assert work_folder(artifact).walk() == []
@@ -76,23 +76,40 @@ def test_a_hopeless_trial_is_pruned_and_stays_pruned(dataset, tmp_path):
 
     assert run.choose() == manifest
     assert read_search(run.layout, run.run_id).format_table()[1:] == [
-        f"  trial-001  {record.reason}  optimizer.learning_rate 1e-09"
+        f"  trial-001  {record.message}  optimizer.learning_rate 1e-09"
     ]
 
     config = load_config(Path(run.config))
     manifests = {"preprocess": run.manifests["preprocess"]}
     forecasts = {each.task: each for each in _forecast_trials(config, manifests, [])}
     assert forecasts["trial-001"].action == "skipped"
-    assert forecasts["trial-001"].reason.startswith(record.reason)
-    assert forecasts["train"].action == "cached"
+    assert forecasts["trial-001"].reason.startswith(record.message)
+    assert forecasts["search"].action == forecasts["train"].action == "cached"
 
     for again in (run, start_run(tmp_path, dataset, "manual__2")):
         attempts = again.layout.attempts(again.run_id, "trial-001").walk()
         assert again.try_out(again.search()[0]) == manifest
-        with pytest.raises(AirflowSkipException, match=record.reason):
+        with pytest.raises(AirflowSkipException, match=record.message):
             again.try_out(hopeless)
         assert again.layout.attempts(again.run_id, "trial-001").walk() == attempts
-        assert again.record("trial-001").reason == record.reason
+        assert again.record("trial-001").message == record.message
+
+
+@pytest.mark.training
+def test_a_training_that_was_cached_before_its_search_competes(dataset, tmp_path):
+    """And a search whose trials are not drawn yet has no forecast of its trials."""
+    run = start_run(tmp_path, dataset, search=SEARCH | {"pruner": "none"})
+    config, manifests = load_config(Path(run.config)), {"preprocess": run.manifests["preprocess"]}
+    forecasts = [(each.task, each.action) for each in _forecast_trials(config, manifests, [])]
+    assert forecasts == [("search", "runs"), ("trial", "runs"), ("train", "runs")]
+    run.try_out(run.search()[0])
+
+    searched = start_run(tmp_path, dataset, "manual__2")
+    good, hopeless = searched.search()
+    searched.try_out(good)
+    assert searched.record("trial-000").cached
+    with pytest.raises(AirflowSkipException, match="pruned after epoch 1: validation_accuracy 0"):
+        searched.try_out(hopeless)
 
 
 @pytest.mark.faults
@@ -108,7 +125,7 @@ def test_a_trial_whose_launcher_is_killed_goes_on_with_its_number(dataset, tmp_p
 
     thread = threading.Thread(target=try_out)
     thread.start()
-    found = wait_until(lambda: list_figures(run), 120)
+    found = wait_until(lambda: list_epochs(run), 120)
     attempt = run.layout.newest_attempt(run.run_id, "trial-000")
     os.kill(read_identity(attempt.process).pid, signal.SIGKILL)
     thread.join(timeout=60)
@@ -117,18 +134,13 @@ def test_a_trial_whose_launcher_is_killed_goes_on_with_its_number(dataset, tmp_p
 
     manifest = run.try_out(good)
     assert run.record("trial-000").manifest == manifest
-    assert max(log["step"] for log in found) < 40
-    assert {log["step"] for log in list_figures(run)} >= {1, 40}
-    planned = read_trial(run, "trial-000")
-    with _open_storage(planned) as storage:
-        trials = _read_trials(storage, planned)
-    assert [trial.state.name for trial in trials] == ["COMPLETE", "RUNNING"]
-    assert [trial.number for trial in trials] == [0, 1]
+    assert max(found) < 40
+    assert list_epochs(run) == list(range(1, 41))
 
 
-def list_figures(run: Run) -> list[dict]:
-    """The figures in the journal."""
+def list_epochs(run: Run) -> list[int]:
+    """The epochs with a recorded figure."""
     if run.layout.newest_attempt(run.run_id, "trial-000") is None:
         return []
-    folder = work_folder(open_path(read_trial(run, "trial-000").study))
-    return [log for log in StoreJournal(folder).read_logs(0) if "intermediate_value" in log]
+    listed = read_figures(read_trial(run, "trial-000"), ()).values()
+    return sorted(epoch for figures in listed for _, epoch, _ in figures)

@@ -20,7 +20,7 @@ from pipeline_ops.orchestration.search import ChooseOperator, SearchOperator, Tr
 from pipeline_ops.planning.trials import read_search
 from pipeline_ops.storage.open_store import open_root
 
-RATES = [0.001, 0.1, 0.01]
+RATE, RATES = "train.optimizer.learning_rate", [0.001, 0.1, 0.01]
 """In the order of the trials."""
 
 
@@ -35,7 +35,7 @@ class Run:
             "train.workers": 1,
             "train.strategy": "one_device",
             "search": {
-                "parameters": {"train.optimizer.learning_rate": sorted(RATES)},
+                "parameters": {RATE: sorted(RATES)},
                 "monitor": "validation_accuracy",
             },
         }
@@ -47,7 +47,9 @@ class Run:
         return make_context(self.manifests, self.run_id)
 
     def search(self) -> list[dict]:
-        self.manifests["search"] = SearchOperator(config_file=self.config).execute(self.context())
+        operator = SearchOperator(config_file=self.config)
+        operator.defer_after_seconds = 240  # the test has no triggerer
+        self.manifests["search"] = operator.execute(self.context())
         return self.manifests["search"]
 
     def try_out(self, trial: dict) -> str:
@@ -126,6 +128,7 @@ def test_the_best_goes_on_and_the_table_is_kept(sandbox, dataset, tmp_path):
 def test_of_what_the_search_has_left_only_the_number_of_a_trial_counts(dataset, tmp_path, trial):
     """F9: an edited XCom can name another trial of this search, and nothing else."""
     run = Run(tmp_path, dataset)
+    run.search()
     operator = TrialOperator(task_id="trial", config_file=run.config, trial=trial)
     if trial and trial != "x" and trial["number"] == 1:
         assert operator._load_run(run.context()).config.train.optimizer.learning_rate == RATES[1]
@@ -159,6 +162,51 @@ def test_without_data_there_is_no_trial_to_choose_from(tmp_path):
     run.search()
     with pytest.raises(AirflowFailException, match="search or preprocess has failed"):
         run.choose()
+
+
+HOSTILE = [
+    [{"number": 0, "parameters": {"train.runs_on": "other"}}],
+    [{"number": 0, "parameters": {RATE: 0.1, "storage.root": "/srv"}}],
+    [{"number": 0, "parameters": {RATE: 0.5}}],
+    [{"number": 1, "parameters": {RATE: 0.1}}],
+    [{"number": 0, "parameters": {}}],
+]
+
+
+@pytest.mark.parametrize("trials", HOSTILE)
+def test_of_an_artifact_only_trials_of_the_search_in_the_yaml_count(dataset, tmp_path, trials):
+    """F9: nor can everybody who writes to the storage choose a program or a folder."""
+    run = Run(tmp_path, dataset)
+    [drawn, *_] = run.search()
+    manifest = Path(run.record("search").manifest)
+    made = read_manifest(manifest)
+    write_manifest(manifest.parent, made.model_copy(update={"figures": {"trials": trials}}))
+    message = "is not one of the search in .*digits.yaml. Clear the task search"
+    with pytest.raises(AirflowFailException, match=message):
+        run.search()
+    assert run.record("search").state == "failed"
+    write_record(
+        run.layout.task_record(run.run_id, "search"),
+        TaskRecord(state="success", manifest=str(manifest)),
+    )
+    with pytest.raises(AirflowFailException, match=message):
+        run.try_out(drawn)
+    with pytest.raises(AirflowFailException, match=message):
+        run.choose()
+
+
+def test_without_trials_in_the_store_no_xcom_starts_a_trial(dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    with pytest.raises(AirflowFailException, match="search has left no trials"):
+        run.try_out({"number": 0, "parameters": {RATE: 0.1}})
+
+
+def test_an_unchanged_search_is_drawn_once(dataset, tmp_path):
+    run = Run(tmp_path, dataset)
+    trials = run.search()
+    assert not run.record("search").cached
+    assert run.search() == trials
+    assert run.record("search").cached
 
 
 def test_a_trial_that_can_not_be_trained_fails_the_search_before_any_is(dataset, tmp_path):

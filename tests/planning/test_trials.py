@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.contract.results import Trial
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.job.study import draw_trials
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.planning.trials import (
     SearchResult,
-    Trial,
     TrialResult,
     build_trial_config,
     check_trials,
     choose_best_trial,
     get_monitor,
-    plan_trials,
+    plan_pruning,
 )
 
 DIGITS = Path(__file__).resolve().parents[2] / "configs" / "digits.yaml"
@@ -32,29 +32,37 @@ def config(**search):
     return load_config(DIGITS, {"search": search})
 
 
+def drawn(config) -> list[Trial]:
+    """The trials, each of which the search takes for one of its own."""
+    trials = draw_trials(config.search)
+    assert all(config.search.includes(trial.parameters) for trial in trials)
+    assert len(trials) <= config.search.max_trials
+    return trials
+
+
 def random_trials(count: int, values: dict) -> list[Trial]:
-    return plan_trials(config(method="random", trials=count, parameters=values))
+    return drawn(config(method="random", trials=count, parameters=values))
 
 
 def test_a_grid_has_every_combination_in_an_order_that_stays():
     grid = {"parameters": {RATE: [0.001, 0.01], BATCH: [32, 64]}}
-    trials = plan_trials(config(**grid))
+    trials = drawn(config(**grid))
     combinations = sorted(tuple(trial.parameters.values()) for trial in trials)
     assert combinations == [(0.001, 32), (0.001, 64), (0.01, 32), (0.01, 64)]
-    assert trials == plan_trials(config(**grid))
+    assert trials == drawn(config(**grid))
     assert [trial.name for trial in trials] == ["trial-000", "trial-001", "trial-002", "trial-003"]
     assert str(trials[0]) == "optimizer.learning_rate 0.01, global_batch_size 64"
 
 
 def test_a_grid_may_have_any_values_of_the_yaml():
     augment = [[], [{"name": "flip"}], None]
-    trials = plan_trials(config(parameters={"train.input.augment": augment}))
+    trials = drawn(config(parameters={"train.input.augment": augment}))
     assert len(trials) == 3
     assert all(trial.parameters["train.input.augment"] in augment for trial in trials)
 
 
 def test_the_same_combination_is_tried_once():
-    assert len(plan_trials(config(parameters={BATCH: [32, 64, 32]}))) == 2
+    assert len(drawn(config(parameters={BATCH: [32, 64, 32]}))) == 2
 
 
 def test_more_random_trials_keep_those_that_were_there():
@@ -63,13 +71,13 @@ def test_more_random_trials_keep_those_that_were_there():
 
 
 def test_a_range_is_kept_to_evenly_on_its_scale():
-    drawn = random_trials(
+    trials = random_trials(
         200, {RATE: {"low": 1e-4, "high": 1e-2, "scale": "log"}, BATCH: {"low": 16, "high": 18}}
     )
-    rates = [trial.parameters[RATE] for trial in drawn]
+    rates = [trial.parameters[RATE] for trial in trials]
     assert 1e-4 <= min(rates) < max(rates) <= 1e-2
     assert 0.4 < statistics.mean(rate < 1e-3 for rate in rates) < 0.6
-    batches = {trial.parameters[BATCH] for trial in drawn}
+    batches = {trial.parameters[BATCH] for trial in trials}
     assert batches == {16, 17, 18}
     assert all(isinstance(batch, int) for batch in batches)
 
@@ -95,11 +103,11 @@ def test_a_search_that_can_not_be_is_refused(parameters, more, message):
 def test_a_grid_that_is_too_large_is_refused():
     ten = list(range(1, 11))
     with pytest.raises(ConfigError, match="1000 combinations, more than 256"):
-        plan_trials(config(parameters={BATCH: ten, RATE: ten, "train.seed": ten}))
+        config(parameters={BATCH: ten, RATE: ten, "train.seed": ten})
 
 
 def test_every_trial_that_can_not_be_trained_is_named_before_any_is():
-    trials = plan_trials(config(parameters={"train.golbal_batch": [32], RATE: [0.001, -1.0]}))
+    trials = drawn(config(parameters={"train.golbal_batch": [32], RATE: [0.001, -1.0]}))
     with pytest.raises(ConfigError) as error:
         check_trials(load_config(DIGITS), trials)
     assert "trial-000 (golbal_batch 32" in str(error.value)
@@ -189,12 +197,28 @@ def test_what_is_monitored_is_what_the_best_checkpoint_goes_by():
     assert get_monitor(config(**search, monitor="validation_accuracy")) == "validation_accuracy"
 
 
-def test_without_optuna_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "pipeline_ops.job.study", raising=False)
-    message = r"Optuna is not installed here .*pip install '.\[search\]'"
-    with pytest.raises(ConfigError, match=message):
-        random_trials(2, {BATCH: [32, 64]})
+def study(dataset: str, trial: int = 0, **changes) -> str:
+    """The study of a trial's training."""
+    search = {"method": "random", "trials": 5, "pruner": "asha", "parameters": {RATE: [0.1, 0.01]}}
+    values = {"search": search | changes.pop("search", {})} | changes
+    searched = load_config(DIGITS, values)
+    trial_config = build_trial_config(searched, draw_trials(searched.search)[trial])
+    plan = plan_job("train", trial_config, "a", {"preprocess": dataset})
+    planned = plan_pruning(searched, plan.request.fingerprint)
+    assert planned.training == plan.request.fingerprint.digest
+    return planned.study
+
+
+def test_a_trial_names_its_study_by_what_all_trials_have_in_common(dataset):
+    assert study(dataset) == study(dataset, 1) == study(dataset, search={"trials": 9})
+    assert study(dataset) != study(dataset, search={"min_epochs": 3})
+    assert study(dataset) != study(dataset, **{"train.epochs": 3})
+
+
+def test_without_a_pruner_there_is_no_study(dataset):
+    searched = config(parameters={RATE: [0.1]})
+    plan = plan_job("train", searched, "a", {"preprocess": dataset})
+    assert plan_pruning(searched, plan.request.fingerprint) is None
 
 
 def test_a_metric_of_the_gate_is_monitored_where_the_training_computes_it():

@@ -308,7 +308,7 @@ def test_what_nothing_shows_to_be_ours_stays_and_is_reported(tmp_path, make_root
     keep = {"runs": 1, "days": 0}
     pipeline = SimulatedPipeline(make_config(tmp_path, root.uri, keep), start=time.time() - DAY)
     pipeline.run_day(0)
-    folders = ["runs/digits", *(f"artifacts/digits/{job}" for job in JOBS), "listings"]
+    folders = ["runs/digits", *(f"artifacts/digits/{job}" for job in (*JOBS, "search")), "listings"]
     for folder in folders:
         for name in FOREIGN:
             (pipeline.root / folder / name).write(b"{}")

@@ -23,17 +23,19 @@ from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import TASKS, PipelineConfig
 from pipeline_ops.contract.layout import Attempt, Layout
 from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.pruning import find_pruned
 from pipeline_ops.contract.results import EvaluationFigures
 from pipeline_ops.places.source_download import is_to_be_downloaded
 from pipeline_ops.planning.job_kinds import JOBS, KINDS
-from pipeline_ops.planning.plan import plan_job
+from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.planning.trials import (
     build_trial_config,
+    check_trials,
     choose_best_trial,
     get_monitor,
     plan_pruning,
-    plan_trials,
     read_trial_result,
+    read_trials,
 )
 from pipeline_ops.storage.open_store import open_near
 
@@ -110,46 +112,50 @@ def _forecast_approval(approval: Approval, export: Forecast, is_gate_pending: bo
 def _forecast_trials(
     config: PipelineConfig, manifests: dict[str, str], runs: list[str]
 ) -> Iterator[Forecast]:
-    """Yields a forecast for each trial, and one for the choice between them."""
-    trials, monitor, trained = plan_trials(config), get_monitor(config), dict[int, str]()
-    search, pruned = config.search, dict[int, str]()
-    if search and search.pruner != "none" and "preprocess" in manifests:
-        from pipeline_ops.job.study import find_pruned  # imports Optuna
+    """Yields a forecast for the search, for each of its trials, and for the choice of the best.
 
-        first = build_trial_config(config, trials[0])
-        fingerprint = plan_job("train", first, _PLACEHOLDER_RUN_ID, manifests).request.fingerprint
-        pruned = find_pruned(plan_pruning(config, search, 0, fingerprint))
+    The trials are only known once the search has drawn them.
+    """
+    monitor = get_monitor(config)
+    search = plan_job("search", config, _PLACEHOLDER_RUN_ID, manifests)
+    yield _forecast_plan(search)
+    if not search.is_cached:
+        runs.append("train")
+        yield Forecast("trial", "runs", "because search runs")
+        yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
+        return
+    trials, results, has_unfinished = read_trials(config, search.manifest), [], False
+    check_trials(config, trials)
     for trial in trials:
-        trial_manifests = dict(manifests)
-        forecast = _forecast_job("train", build_trial_config(config, trial), trial_manifests, runs)
-        if "train" in trial_manifests:
-            trained[trial.number] = trial_manifests["train"]
-        elif trial.number in pruned:
-            forecast = Forecast(trial.name, "skipped", pruned[trial.number])
+        forecast = _forecast_upstream("train", runs)
+        if forecast is None:
+            trial_config = build_trial_config(config, trial)
+            plan = plan_job("train", trial_config, _PLACEHOLDER_RUN_ID, manifests)
+            planned = plan_pruning(config, plan.request.fingerprint)
+            forecast = _forecast_plan(plan)
+            if plan.is_cached:
+                results.append(read_trial_result(trial, plan.manifest, monitor))
+            elif planned and (pruned := find_pruned(planned)):
+                forecast = Forecast("train", "skipped", pruned)
+        has_unfinished |= forecast.action == "runs"
         yield Forecast(trial.name, forecast.action, f"{forecast.reason} ({trial})")
     found = None
-    if trained.keys() | pruned.keys() == set(range(len(trials))):
-        results = [
-            read_trial_result(trial, open_near(config.root, trained[trial.number]), monitor)
-            for trial in trials
-            if trial.number in trained
-        ]
+    if results and not has_unfinished:
         found = choose_best_trial(results, monitor, config.train.find_mode(monitor))
     if found is None:
         runs.append("train")
         yield Forecast("train", "runs", f"uses the trial with the best {monitor}")
     else:
-        manifests["train"] = trained[found.best]
         best = found.winner
+        manifests["train"] = str(best.manifest)
         yield Forecast("train", "cached", f"uses {best.trial.name}, {monitor} {best.figure:.4f}")
 
 
 def _forecast_job(
     job: str, config: PipelineConfig, manifests: dict[str, str], runs: list[str]
 ) -> Forecast:
-    if upstream := [name for name in KINDS[job].reads if name in runs]:
-        verb = "runs" if len(upstream) == 1 else "run"
-        return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
+    if forecast := _forecast_upstream(job, runs):
+        return forecast
     if job == "export":
         manifest = read_manifest(open_near(config.root, manifests["evaluate"]))
         evaluation = EvaluationFigures.model_validate(manifest.figures)
@@ -161,7 +167,20 @@ def _forecast_job(
     plan = plan_job(job, config, _PLACEHOLDER_RUN_ID, manifests)
     if plan.is_cached:
         manifests[job] = str(plan.manifest)
-    return Forecast(job, "cached" if plan.is_cached else "runs", plan.reason)
+    return _forecast_plan(plan)
+
+
+def _forecast_upstream(job: str, runs: list[str]) -> Forecast | None:
+    """Returns the forecast of a job whose inputs an earlier one makes, or else None."""
+    upstream = [name for name in KINDS[job].reads if name in runs]
+    if not upstream:
+        return None
+    verb = "runs" if len(upstream) == 1 else "run"
+    return Forecast(job, "runs", f"because {' and '.join(upstream)} {verb}")
+
+
+def _forecast_plan(plan: JobPlan) -> Forecast:
+    return Forecast(plan.request.job, "cached" if plan.is_cached else "runs", plan.reason)
 
 
 def _describe_hosts(config: PipelineConfig) -> Iterator[str]:

@@ -44,12 +44,11 @@ from pipeline_ops.config.fields import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
-from pipeline_ops.contract.layout import Attempt, Layout
+from pipeline_ops.contract.layout import TRIAL, Attempt, Layout, format_trial_name
 from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.job_kinds import APPROVE, JOBS
-from pipeline_ops.planning.trials import plan_trials
 from pipeline_ops.raw_data.folder import check_interval
 from pipeline_ops.storage.local_files import replace_non_finite
 from pipeline_ops.storage.open_store import open_near, open_path
@@ -203,7 +202,9 @@ def _run_once(
     triggered, run_id = time.time(), make_run_id()
     api.trigger(config.pipeline, overrides, run_id)
     layout, train = Layout(config.root, config.pipeline), JOBS.index("train")
-    trials = ["search", *(trial.name for trial in plan_trials(config))] if config.search else []
+    trials = list[str]()
+    if config.search:
+        trials = ["search", *map(format_trial_name, range(config.search.max_trials))]
     asking = [APPROVE] if config.evaluate.approval else []
     tasks = [*JOBS[:train], *trials, *JOBS[train:-1], *asking, JOBS[-1]]
     console.print(f"Page      {api.get_run_page(config.pipeline, run_id)}")
@@ -251,7 +252,7 @@ def print_failures(
 ) -> None:
     """Prints the reason of each failed task of a run that did not succeed, and the logs to read."""
     for task in _list_failed(status):
-        if task.name.startswith("trial-") and status.task("train").state == "success":
+        if task.name.startswith(TRIAL) and status.task("train").state == "success":
             continue
         record = task.record
         message = "stopped by Airflow or by a user in its UI"

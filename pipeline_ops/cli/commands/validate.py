@@ -25,16 +25,12 @@ from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.schedule import Schedule
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.remarks import describe_small_splits
+from pipeline_ops.contract.results import Trial
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.job.model_check import plan_training
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
-from pipeline_ops.planning.trials import (
-    build_trial_config,
-    check_trials,
-    get_monitor,
-    plan_trials,
-)
+from pipeline_ops.planning.trials import build_trial_config, check_trials, get_monitor
 from pipeline_ops.raw_data.folder import check_interval, find_raw_folder
 
 
@@ -102,9 +98,12 @@ def _validate_file(file: Path, overrides: Mapping[str, Any], is_deep: bool) -> N
     check_bucket(config)
     if problems := [each for each in check_executor(config) if each.problem]:
         raise ConfigError("\n".join(f"{each.problem}. {each.cure}" for each in problems))
-    if config.search:
-        check_trials(config, plan_trials(config))
+    trials = _draw_trials(config)
+    check_trials(config, trials)
     lines = list(summarize_pipeline(config).items())
+    if config.search and not trials:
+        text = "not checked, because Optuna is not installed here. The task search checks them"
+        lines.append(("trials", text))
     try:
         find_champion(config)
     except MachineError as error:  # an author's host may lack the access that a run has
@@ -148,9 +147,23 @@ def _check_data(config: PipelineConfig) -> list[tuple[str, str]]:
 
 def _find_smallest_batch(config: PipelineConfig) -> Train:
     """Returns the training that needs the fewest examples, of a search that of a trial."""
-    trials = plan_trials(config) if config.search else []
+    trials = _draw_trials(config)
     trains = [build_trial_config(config, trial).train for trial in trials] or [config.train]
     return min(trains, key=lambda train: train.batch_size)
+
+
+def _draw_trials(config: PipelineConfig) -> list[Trial]:
+    """Draws the trials as the job `search` will. Empty without a search, and without Optuna here.
+
+    Airflow's own environment does not need Optuna.
+    """
+    if config.search is None:
+        return []
+    try:
+        from pipeline_ops.job.study import draw_trials
+    except ModuleNotFoundError:
+        return []
+    return draw_trials(config.search)
 
 
 def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
@@ -161,7 +174,8 @@ def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
     if search:
         pruner = ", asha" if search.pruner == "asha" else ""
         more["search"] = (
-            f"{len(plan_trials(config))} trials ({search.method}{pruner}) "
+            f"{'up to ' if search.method == 'random' else ''}{search.max_trials} trials "
+            f"({search.method}{pruner}) "
             f"over {', '.join(search.parameters)}; {search.max_parallel} at a time; "
             f"the trial with the best {get_monitor(config)} is used"
         )

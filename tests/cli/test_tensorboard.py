@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
-import os
 import re
 import shutil
 import signal
@@ -22,11 +20,8 @@ from config_files import write_config
 from gangs import ALONE, QUICK
 from processes import wait_until
 
-from pipeline_ops.cli.commands.tensorboard import update_links
 from pipeline_ops.cli.main import main
-from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.layout import work_folder
-from pipeline_ops.contract.manifest import NAME
 from pipeline_ops.contract.results import TENSORBOARD
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.launch.train import train
@@ -75,60 +70,32 @@ def opened(tmp_path):
     return opened
 
 
-def test_records_of_the_profiler_are_where_its_tab_looks(tmp_path):
-    """It looks for `plugins/profile` below no folder that is a link."""
-    config = load_config(write_config(tmp_path, {"storage.root": "root"}))
-    events = tmp_path / "root" / "artifacts" / config.pipeline / "train" / ".abc.work" / TENSORBOARD
-    trace = events / "plugins" / "profile" / "2026_11_29" / "host.xplane.pb"
-    trace.parent.mkdir(parents=True)
-    for file in (trace, events / "events.out.tfevents.1795995963.host.1.0.v2"):
-        file.write_bytes(b"records")
-    links = tmp_path / "links"
-    links.mkdir()
-    for _ in range(2):
-        assert update_links(links, [config]) == 1
-    found = [
-        Path(folder, name)
-        for folder, _, names in os.walk(links)  # follows no links, either
-        for name in names
-    ]
-    assert [file.parent.parent.parent.name for file in found if file.name == trace.name] == [
-        "plugins"
-    ]
-    shutil.rmtree(events)
-    assert update_links(links, [config]) == 0 and not list(links.glob("*/*"))
-
-
 @pytest.mark.airflow
-def test_runs_have_readable_names_and_new_ones_appear_while_they_train(trained, opened, tmp_path):
+def test_finished_and_running_trainings_are_shown_and_new_ones_appear(trained, opened, tmp_path):
     shutil.copytree(trained, tmp_path / "root")
     [artifact] = (tmp_path / "root" / "artifacts" / "digits" / "train").glob("[0-9a-f]*")
     with opened("root") as ask:
         [name] = wait_until(lambda: ask("runs"), SECONDS)
-        began, fingerprint = _NAME.fullmatch(name).groups()
-        assert artifact.name.startswith(fingerprint)
-        age = dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(f"{began}+00:00")
-        assert dt.timedelta(0) <= age < dt.timedelta(hours=1)
+        assert name == f"{artifact.name}/{TENSORBOARD}"
         assert "validation_accuracy" in wait_until(
             lambda: ask("plugin/scalars/tags").get(name), SECONDS
         )
         running = work_folder(open_root(artifact.parent) / ("0" * 32)).local / TENSORBOARD
         shutil.copytree(artifact / TENSORBOARD, running)
-        other = f"digits/{began} 00000000"
+        other = f"{running.parent.name}/{TENSORBOARD}"
         wait_until(lambda: set(ask("runs")) == {name, other}, SECONDS)
-        (artifact / NAME).rename(running.parent / NAME)
         running.parent.rename(artifact.with_name("0" * 32))  # it is finished
-        shutil.rmtree(artifact)
-        wait_until(lambda: ask("runs") == [other], SECONDS)
+        wait_until(lambda: set(ask("runs")) == {name, f"{'0' * 32}/{TENSORBOARD}"}, SECONDS)
 
 
-def test_the_runs_of_a_bucket_are_copied(trained, opened, s3_root):
-    for file in filter(Path.is_file, trained.rglob("*")):
-        (s3_root / str(file.relative_to(trained))).upload(file)
-    with opened(str(s3_root)) as ask:
-        [name] = wait_until(lambda: ask("runs"), SECONDS)
-        assert _NAME.fullmatch(name)
-        assert "loss" in wait_until(lambda: ask("plugin/scalars/tags").get(name), SECONDS)
+@pytest.mark.parametrize("roots", [["s3://bucket/root"], ["one", "two"]])
+def test_storage_that_is_not_one_folder_is_refused(tmp_path, capsys, roots):
+    files = [
+        str(write_config(tmp_path / str(number), {"storage.root": root}))
+        for number, root in enumerate(roots)
+    ]
+    assert main(["tensorboard", *files]) == ExitCode.CONFIG
+    assert "Name a config whose storage.root is a folder" in capsys.readouterr().err
 
 
 def test_a_foreign_name_is_refused_so_that_no_page_can_read_it_by_rebinding(opened):
@@ -147,5 +114,5 @@ def test_a_port_that_is_taken_is_an_error_with_the_message_of_tensorboard(tmp_pa
         port = str(taken.getsockname()[1])
         assert main(["tensorboard", "--port", port, str(config)]) == ExitCode.RETRY
     errors = capfd.readouterr().err
-    assert f"No training yet below {tmp_path}/root." in errors
+    assert f"No training yet below {tmp_path}/root/artifacts/digits/train." in errors
     assert f"could not bind to port {port}" in errors

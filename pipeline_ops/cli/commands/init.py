@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 import yaml
@@ -18,8 +18,14 @@ from pydantic import ValidationError
 
 from pipeline_ops.cli.arguments import load_text, parse_overrides
 from pipeline_ops.cli.commands.schema import FILE_NAME, render_schema
-from pipeline_ops.cli.first_config.settings import Budget, choose_settings, fit_to_budget
+from pipeline_ops.cli.first_config.settings import (
+    Budget,
+    FirstSettings,
+    choose_settings,
+    fit_to_budget,
+)
 from pipeline_ops.cli.templates import render_template
+from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.contract.remarks import describe_small_splits
 from pipeline_ops.errors import ConfigError, DataError
 from pipeline_ops.job.model_check import (
@@ -110,67 +116,124 @@ def init(
     images. Reads names, annotations and a sample of the images. Writes one YAML file
     with a comment for each key. Overwrites no existing file without --force.
     """
+    chosen = parse_overrides(source_keys or (), "--source", "columns.label=breed")
+    found = _look(path, source_type, chosen, output)
+    exists = ConfigError(
+        f"{found.output}: already exists. Add --force, or choose another --output."
+    )
+    if found.output.exists() and not force:
+        raise exists
+    if weights and not weights.exists():
+        raise ConfigError(f"--weights {weights}: there is no such file or folder.")
+    source, data = _describe_source(found, path, chosen)
+    has_gpu = bool(find_gpus()) and find_gpu_problem() is None
+    settings = choose_settings(data, has_gpu, weights.name if weights else "")
+    own = _make_config_path(weights, weights, found.output) if weights else ""
+    values = {"pipeline": found.pipeline, "source": source, "weights": own}
+    render = partial(_render_config, found.match.reason, data, **values)
+    text = render(settings=settings, budget=None)
+    config = _check(text, found.output, data, settings, weights)
+    budget = None if no_measure else _measure(config, data, settings, minutes)
+    if budget:
+        text = render(settings=budget.settings, budget=budget)
+    try:
+        file = open_path(found.output)
+        (file.write if force else file.create)(text.encode())
+    except FileExistsError:
+        raise exists from None
+    _print_findings(found, data, budget)
+    return 0
+
+
+class _Found(NamedTuple):
+    """The data set at the path that was given, and the config for it."""
+
+    match: SourceMatch
+    view: FolderView
+    folder: Path
+    """The folder of the source, which may be below the path."""
+    pipeline: str
+    output: Path
+
+
+def _look(
+    path: Path, source_type: str | None, chosen: dict[str, Any], output: Path | None
+) -> _Found:
+    """Recognises the data set at a path, and names its pipeline and its config."""
     from beam_jobs.sources.folder_view import view_folder
-    from beam_jobs.sources.recognition import list_recognisers, make_question_error, recognise
-    from beam_jobs.sources.tfrecord import find_class_order
+    from beam_jobs.sources.recognition import list_recognisers, recognise
 
     if source_type and source_type not in (kinds := list_recognisers()):
         raise ConfigError(f"--type {source_type}: must be one of {', '.join(kinds)}.")
-    chosen = parse_overrides(source_keys or (), "--source", "columns.label=breed")
     view = view_folder(path, chosen=chosen)
     match = recognise(view, source_type)
     named = Path(os.path.abspath(path))
     folder = (named.parent if view.named_file else named) / match.below
     is_generic = match.below.lower() in _GENERIC_NAMES
     pipeline = make_name(output.stem if output else (named if is_generic else folder).name)
-    output = output or Path("configs") / f"{pipeline}.yaml"
-    exists = ConfigError(f"{output}: already exists. Add --force, or choose another --output.")
-    if output.exists() and not force:
-        raise exists
-    if weights and not weights.exists():
-        raise ConfigError(f"--weights {weights}: there is no such file or folder.")
-    in_config = _make_config_path(folder, path, output)
+    return _Found(match, view, folder, pipeline, output or Path("configs") / f"{pipeline}.yaml")
+
+
+def _describe_source(
+    found: _Found, path: Path, chosen: Mapping[str, Any]
+) -> tuple[dict[str, Any], DataSummary]:
+    """Returns the section `preprocess.source`, and what a sample of the data has.
+
+    Raises ConfigError with a question that the data leave open.
+    """
+    from beam_jobs.sources.recognition import make_question_error
+    from beam_jobs.sources.tfrecord import find_class_order
+
+    match = found.match
+    in_config = _make_config_path(found.folder, path, found.output)
     source = {"type": match.type, "path": in_config, **match.keys}
-    data = _read_data({**source, "path": str(folder)}, match, view, output)
+    data = _read_data({**source, "path": str(found.folder)}, match, found.view, found.output)
     if question := _find_question(match, data, chosen):
-        raise make_question_error(str(path), question, view.chosen)
-    if match.type in _NAMING_SOURCES and (order := find_class_order(view, data.labels)):
+        raise make_question_error(str(path), question, found.view.chosen)
+    if match.type in _NAMING_SOURCES and (order := find_class_order(found.view, data.labels)):
         source["class_names"] = order
-    has_gpu = bool(find_gpus()) and find_gpu_problem() is None
-    settings = choose_settings(data, has_gpu, weights.name if weights else "")
-    own = _make_config_path(weights, weights, output) if weights else ""
-    values = {"pipeline": pipeline, "source": source, "weights": own}
-    render = partial(_render_config, match.reason, data, **values)
-    text, budget = render(settings=settings, budget=None), None
+    return source, data
+
+
+def _check(
+    text: str, output: Path, data: DataSummary, settings: FirstSettings, weights: Path | None
+) -> PipelineConfig:
+    """Reads the config that is to be written, and tries the weights with its model."""
     problem = f"{output}: was not written, because the config would be invalid"
     config = load_text(text, output.name, problem)
-    facts: dict[str, Any] = {"task": data.task, "num_classes": len(data.labels)}
-    facts["image_shape"] = (settings.height, settings.width, settings.channels)
     if weights:
         make_path_input(weights.absolute())
         training = plan_training(config, sys.executable).model_copy(
             update={"config_file": str(output), "weights": str(weights.absolute())}
         )
-        check_training(training, **facts)
-    if not no_measure:
-        print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
-        train = config.train.model_dump(mode="json")
-        request = ModelCheckRequest(config_file=str(config.file), train=train, **facts)
-        budget = fit_to_budget(settings, data, measure_steps(request), minutes)
-        text = render(settings=budget.settings, budget=budget)
-    try:
-        place = open_path(output)
-        (place.write if force else place.create)(text.encode())
-    except FileExistsError:
-        raise exists from None
-    written = [str(output), *_write_schema(output.parent / FILE_NAME)]
-    print(_make_printable(str(folder)))
-    for name, fact in _list_facts(match, data, budget, view.is_complete):
+        check_training(training, **_list_data_facts(data, settings))
+    return config
+
+
+def _measure(
+    config: PipelineConfig, data: DataSummary, settings: FirstSettings, minutes: int
+) -> Budget:
+    """Takes some training steps, and fits the training to the time."""
+    print("Taking a few training steps to measure the time (10 to 20 s) ...", flush=True)
+    train, facts = config.train.model_dump(mode="json"), _list_data_facts(data, settings)
+    request = ModelCheckRequest(config_file=str(config.file), train=train, **facts)
+    return fit_to_budget(settings, data, measure_steps(request), minutes)
+
+
+def _list_data_facts(data: DataSummary, settings: FirstSettings) -> dict[str, Any]:
+    """The facts about a data set that a model is built for."""
+    shape = (settings.height, settings.width, settings.channels)
+    return {"task": data.task, "num_classes": len(data.labels), "image_shape": shape}
+
+
+def _print_findings(found: _Found, data: DataSummary, budget: Budget | None) -> None:
+    written = [str(found.output), *_write_schema(found.output.parent / FILE_NAME)]
+    print(_make_printable(str(found.folder)))
+    for name, fact in _list_facts(found.match, data, budget, found.view.is_complete):
         print(f"  {name:<10}{_make_printable(fact)}")
-    command = f"trainyard {{}} {output}"
+    command = f"trainyard {{}} {found.output}"
     print(f"\nWrote {', '.join(written)}\n\nNext:  {command.format('validate')} --deep")
     print(f"       {command.format('preview')}\n       {command.format('run')}")
-    return 0
 
 
 def _write_schema(file: Path) -> Iterator[str]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from airflow.models.taskinstance import TaskInstance
 from config_files import DIGITS, write_config
 
 from pipeline_ops.planning.job_kinds import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy")
+HEAVY = ("tensorflow", "keras", "apache_beam", "cv2", "PIL", "sklearn", "scipy", "optuna")
+CLIENTS = ("obstore", "kubernetes", "docker", "urllib3", "websocket")
+"""What only a process that uses a bucket or a cluster imports."""
 
 PARSE = """
 import json, sys, time
@@ -33,8 +37,7 @@ print(json.dumps({"seconds": time.process_time() - begin, \
 """
 
 
-@pytest.fixture(scope="module")
-def parsed() -> dict:
+def parse(**environment: str) -> dict:
     """The DAGs and imports of the DAG file in a clean interpreter."""
     output = subprocess.run(
         [sys.executable, "-c", PARSE, str(ROOT / "dags" / "trainyard.py")],
@@ -42,8 +45,14 @@ def parsed() -> dict:
         capture_output=True,
         text=True,
         cwd=ROOT,
+        env=os.environ | environment,
     )
     return json.loads(output.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict:
+    return parse()
 
 
 def test_every_config_becomes_a_dag(parsed):
@@ -52,6 +61,22 @@ def test_every_config_becomes_a_dag(parsed):
 
 def test_the_dag_file_imports_nothing_heavy(parsed):
     assert [module for module in parsed["new"] if module.split(".")[0] in HEAVY] == []
+
+
+def test_a_pipeline_in_a_bucket_and_a_cluster_imports_no_client_of_them(tmp_path):
+    (tmp_path / "hosts").mkdir()
+    pods = {"launcher": "kubernetes", "image": f"jobs@sha256:{'1' * 64}"}
+    (tmp_path / "hosts" / "pods.yaml").write_text(yaml.safe_dump(pods))
+    box = {"launcher": "container", "image": "jobs"}
+    (tmp_path / "hosts" / "box.yaml").write_text(yaml.safe_dump(box))
+    source = {"type": "image_folder", "path": "s3://bucket/raw"}
+    places = {"preprocess.source": source, "storage.root": "s3://bucket/root"}
+    places |= {"preprocess.runs_on": "pods", "train.runs_on": "box"}
+    file = write_config(tmp_path, places)
+    made = parse(TRAINYARD_CONFIGS=str(file))
+    print(f"{made['seconds']:.2f} s of a core")
+    assert made["dags"] == ["digits"]
+    assert [name for name in made["new"] if name.split(".")[0] in HEAVY + CLIENTS] == []
 
 
 @pytest.fixture

@@ -163,7 +163,12 @@ def list_launchers() -> list[str]:
 
 def find_section(launcher: str) -> type[Hosts]:
     """Returns the section of a launcher. Raises ConfigError if its package can't be used."""
-    target = _CATALOGUE.get(launcher) or find_entry_points()[launcher]
+    target, *others = [_CATALOGUE[launcher]] if launcher in _CATALOGUE else _list_targets(launcher)
+    if others:
+        raise ConfigError(
+            f"launcher {launcher}: several packages have an entry point of this name "
+            f"({ENTRY_POINTS}): {', '.join([target, *others])}. Remove all but one of them."
+        )
     module, _, name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -184,11 +189,17 @@ def _is_known(launcher: str) -> bool:
     return launcher in _CATALOGUE or launcher in find_entry_points()
 
 
+def _list_targets(launcher: str) -> list[str]:
+    return sorted(find_entry_points().get(launcher, ()))
+
+
 @functools.cache  # reads the metadata of all installed packages
-def find_entry_points() -> dict[str, str]:
+def find_entry_points() -> dict[str, set[str]]:
     """The classes of installed packages, as `module:class` by launcher."""
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {each.name: each.value for each in found}
+    targets: dict[str, set[str]] = {}
+    for each in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        targets.setdefault(each.name, set()).add(each.value)
+    return targets
 
 
 def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:

@@ -176,10 +176,19 @@ class SshPlace(Place):
         return _parse_response(host, done)
 
 
-def _parse_response(host: str, done: subprocess.CompletedProcess[str]) -> HostResponse:
+def _parse_line(line: str) -> HostResponse | None:
+    """Returns the response in a line of output. None if it is another text, or other JSON."""
     try:
-        response = HostResponse.model_validate_json(done.stdout.strip().rpartition("\n")[2])
+        found = HostResponse.model_validate_json(line)
     except ValidationError:
+        return None
+    return found if found.model_fields_set == HostResponse.model_fields.keys() else None
+
+
+def _parse_response(host: str, done: subprocess.CompletedProcess[str]) -> HostResponse:
+    """Returns the response among the lines that a login or its end may print around it."""
+    response = next(filter(None, map(_parse_line, done.stdout.splitlines())), None)
+    if response is None:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         problem = f"{host} over ssh: {lines[-1][:500]}"
         if any(refusal in done.stderr for refusal in _REFUSALS):
@@ -187,8 +196,8 @@ def _parse_response(host: str, done: subprocess.CompletedProcess[str]) -> HostRe
                 problem,
                 "ssh's configuration (`config_file` in the hosts file) says how to log in. The "
                 "hosts file says where `python` and the project (`code`) are on the host",
-            ) from None
-        raise MachineError(problem) from None
+            )
+        raise MachineError(problem)
     if response.error:
         raise make_error(response.exit_code, f"{host}: {response.error}")
     return response

@@ -375,6 +375,30 @@ class TestKubernetes:
         assert doctor.examine()["hosts/lab.yaml"]
 
 
+NOISY_SSH = """
+echo 'Welcome to the lab {not JSON}'
+echo 'Last login: today' >&2
+while [ "$1" != -- ]; do shift; done
+shift 2
+sh -c "$*"
+code=$?
+echo '{"logout": "bye"}'
+exit $code
+"""
+
+
+@pytest.mark.hosts
+def test_what_logins_and_logouts_print_is_no_part_of_an_answer(doctor, monkeypatch):
+    """As a .bashrc without a test for an interactive shell does, or a trap at the end."""
+    (doctor.folder / "programs").mkdir()
+    write_program(doctor.folder / "programs" / "ssh", NOISY_SSH)
+    monkeypatch.setenv("PATH", str(doctor.folder / "programs"), prepend=os.pathsep)
+    hosts = {"launcher": "ssh", "network": "trusted", "hosts": [{"name": "a", "workers": 2}]}
+    doctor.run_on(hosts)
+    doctor.train_on(hosts)
+    assert doctor.examine() == {}
+
+
 class TestSshHosts:
     """Faults of hosts that are reached over ssh."""
 

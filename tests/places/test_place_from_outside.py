@@ -89,6 +89,19 @@ def test_a_wrong_entry_point_is_named(tmp_path, monkeypatch, target, message):
     hosts.find_entry_points.cache_clear()
 
 
+def test_two_packages_with_one_name_are_both_named(outside_place, tmp_path, monkeypatch):
+    """Which of them is meant can't be known."""
+    metadata = tmp_path / "another" / "another-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{hosts.ENTRY_POINTS}]\nwrapped = json:loads\n")
+    monkeypatch.syspath_prepend(str(metadata.parent))
+    hosts.find_entry_points.cache_clear()
+    both = "json:loads, wrapped_place:WrappedHosts. Remove all but one"
+    with pytest.raises(ConfigError, match=both):
+        load_config(write_pipeline(tmp_path, WRAPPED))
+
+
 LIMITED = '''
 from typing import Literal
 from pipeline_ops.places.local import LocalLauncher, LocalPlace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import re
 import tempfile
 import time
 import uuid
@@ -32,6 +33,7 @@ _SECONDS = 300
 """The longest time that a check may take, with its wait in a queue."""
 _MAX_SKEW_SECONDS = 120.0
 _POLL_SECONDS = 0.3
+_MISSING = re.compile("No module named .*")
 _DISTRIBUTION = "airflow-provider-trainyard"
 
 
@@ -123,7 +125,14 @@ def _wait(handle: JobHandle) -> StorePath:
             raise TrainyardError(f"a job that only checks has not ended in {_SECONDS} s: {state}")
         time.sleep(_POLL_SECONDS)
     if status.exit_code is not ExitCode.SUCCESS or status.manifest is None:
-        raise TrainyardError(status.message or f"the job ended with {status.exit_code.name}")
+        message = status.message or f"the job ended with {status.exit_code.name}"
+        if missing := _MISSING.search(message):
+            raise TrainyardError(
+                f"a job can't start there: {missing[0]}",
+                "Install Trainyard with the extras of the jobs from a clone there, such as "
+                "pip install '.[preprocess,train]'.",
+            )
+        raise TrainyardError(message)
     return open_near(handle.attempt.folder.root, status.manifest)
 
 

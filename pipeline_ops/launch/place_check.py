@@ -9,8 +9,10 @@ findings.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,6 +28,7 @@ from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.system.host import Finding, check_host
 
 MODULE = "pipeline_ops.launch.place_check"
+_LIBRARIES = {"preprocess": ("apache_beam", "cv2"), "train": ("tensorflow",)}
 _EQUIVALENTS = {"tensorflow": "tensorflow-cpu", "tensorflow-cpu": "tensorflow"}
 """Packages of which a host has either one: the first with GPUs, the second without."""
 
@@ -52,6 +55,8 @@ class PlaceReport(JsonModel):
 def check(job: Job) -> ExitCode:
     request = PlaceCheck.model_validate(job.request.config)
     findings = list(check_packages(request.requirements, request.extras))
+    if not findings[0].problem:
+        findings += check_imports(request.extras)
     if INIT_VARIABLE in os.environ:
         findings += check_host({"jobs on a bucket": find_jobs_folder()})
     if request.train is not None:
@@ -73,6 +78,21 @@ def check_packages(requirements: Sequence[str], extras: Sequence[str]) -> Iterat
             problems.append(f"{name} is {version}, and {requirement.specifier} is needed")
     cure = f"Install Trainyard from a clone (pip install '.[{','.join(extras)}]') there."
     yield Finding(check="packages", problem="; ".join(problems), cure=cure if problems else "")
+
+
+def check_imports(extras: Sequence[str]) -> Iterator[Finding]:
+    """Imports the large libraries of the jobs, which an installation may have without a part."""
+    for name in (name for extra in extras for name in _LIBRARIES[extra]):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # such as a shared library that is missing
+            yield Finding(
+                check=f"import {name}",
+                problem=f"{name} can't be imported: {type(error).__name__}: {error}",
+                cure=f"Run `{sys.executable} -c 'import {name}'` there, and repair its package.",
+            )
+        else:
+            yield Finding(check=f"import {name}")
 
 
 def _find_version(name: str) -> str | None:

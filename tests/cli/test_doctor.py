@@ -375,6 +375,24 @@ class TestKubernetes:
         assert doctor.examine()["hosts/lab.yaml"]
 
 
+@pytest.mark.hosts
+def test_an_interpreter_without_packages_or_with_a_broken_one_is_found(doctor):
+    bare = doctor.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    doctor.use_interpreter(str(bare / "bin" / "python"), "evaluate")
+    problem = doctor.examine()["hosts/venv.yaml"]
+    assert "a job can't start there: No module named" in problem and "pip install" in problem
+    (doctor.folder / "broken").mkdir()
+    (doctor.folder / "broken" / "tensorflow.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
+    )
+    environment = {"PYTHONPATH": str(doctor.folder / "broken")}
+    doctor.write_hosts("venv", {"launcher": "local", "environment": environment})
+    problems = doctor.examine()
+    assert list(problems) == ["hosts/venv.yaml: import tensorflow"]
+    assert "libcudart.so.12: cannot open" in problems.popitem()[1]
+
+
 NOISY_SSH = """
 echo 'Welcome to the lab {not JSON}'
 echo 'Last login: today' >&2

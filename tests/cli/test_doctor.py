@@ -386,7 +386,7 @@ def test_an_interpreter_without_packages_or_with_a_broken_one_is_found(doctor):
     (doctor.folder / "broken" / "tensorflow.py").write_text(
         "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
     )
-    environment = {"PYTHONPATH": str(doctor.folder / "broken")}
+    environment = {"PYTHONPATH": f"{doctor.folder / 'broken'}{os.pathsep}{CODE_ROOT}"}
     doctor.write_hosts("venv", {"launcher": "local", "environment": environment})
     problems = doctor.examine()
     assert list(problems) == ["hosts/venv.yaml: import tensorflow"]

@@ -23,7 +23,12 @@ def test_the_marks_of_pytest_and_the_makefile_name_the_same_groups():
 
 
 def test_each_package_of_the_product_touches_a_group():
-    packages = [path for path in (ROOT / "pipeline_ops").iterdir() if path.name[0] not in "_."]
+    # Of a package that was moved, bytecode may be left in a clone.
+    packages = [
+        path
+        for path in (ROOT / "pipeline_ops").iterdir()
+        if path.name[0] not in "_." and (path.is_file() or list(path.rglob("*.py")))
+    ]
     changed = [f"{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in packages]
     changed += ["beam_jobs/x.py", "dags/x.py"]
     assert [path for path in changed if not groups.find_touched([path])] == []

@@ -37,7 +37,8 @@ from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardErro
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     format_json,
-    open_or_make_private_folder,
+    make_write_error,
+    open_private_folder,
     remove_own_folder,
     staging_folder,
     write_atomically,
@@ -177,10 +178,14 @@ def make_local_folder(place: StorePath) -> Path:
     folder = find_local_folder(place)
     if place.is_local:
         return folder
-    for each in (folder.parent, folder):
-        alternative = f"set {LOCAL_FOLDER_VARIABLE} to another folder"
-        with open_or_make_private_folder(each, alternative):
-            pass
+    try:
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            with open_private_folder(each, f"set {LOCAL_FOLDER_VARIABLE} to another folder"):
+                pass
+    except OSError as error:
+        raise make_write_error(folder, error) from error
     return folder
 
 

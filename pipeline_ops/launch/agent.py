@@ -122,6 +122,7 @@ def main() -> None:
         if local_attempt := report.get("local_attempt"):
             remove_own_folder(Path(local_attempt))
         scratch.remove()
+        sweep()
 
 
 class Agent:

@@ -509,20 +509,6 @@ def open_private_folder(path: Path, alternative: str, forbidden_mode: int = 0o07
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def open_or_make_private_folder(path: Path, alternative: str) -> Iterator[int]:
-    """Opens a folder like `open_private_folder`, and makes it and its parents if it is missing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-    except OSError as error:
-        remedy = f"Free disk space or check the permissions, or {alternative}, then retry."
-        raise make_write_error(path, error, remedy) from error
-    with open_private_folder(path, alternative) as descriptor:
-        yield descriptor
-
-
 def remove_own_folder(folder: Path) -> None:
     """Removes a folder like `remove_folder`, by its path."""
     with contextlib.suppress(FileNotFoundError), open_folder(folder.parent) as parent:

@@ -23,17 +23,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline_ops.storage.local_files import (
-    is_own_folder,
+    FOLDER_FLAGS,
     make_write_error,
-    open_folder,
-    open_or_make_private_folder,
     open_private_folder,
-    remove_by_rename,
     remove_own_folder,
     staging_folder,
     warn_unowned_folder,
 )
-from pipeline_ops.system.locks import exclusive_lock, lock_folder, try_lock
+from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.system.locks import exclusive_lock, try_lock, wait_for_shared_lock
 
 
 class CacheEntry:
@@ -98,8 +96,7 @@ class HostCache:
         path = self._prepare(kind, digest)
         lock = self._get_maker_lock(path.name)
         with exclusive_lock(lock, str(path), _WAIT_SECONDS, self._on_wait):
-            while (entry := _use(path) or _make(path, fill)) is None:
-                pass  # another process has removed it at once, to make room
+            entry = _use(path) or _make(path, fill)
         self._make_room(0)
         return entry
 
@@ -122,13 +119,15 @@ class HostCache:
 
         Returns the number of removed entries, and their bytes. In a dry run, those of old entries.
         """
-        sizes = []
-        found = self._list_entries() if self._folder.is_dir() else {}
-        for path in [path for path, last_use in found.items() if last_use < before]:
-            size = _measure_bytes(path)
-            if is_dry_run or _remove_if_unused(path):
-                sizes.append(size)
-        return len(sizes), sum(sizes)
+        num_entries, num_bytes = 0, 0
+        if self._folder.is_dir():
+            for path in self._list_entries():
+                entry = _find_entry(path)
+                if entry and entry.st_mtime < before:
+                    size = _measure_bytes(path)
+                    if is_dry_run or _remove_if_unused(path):
+                        num_entries, num_bytes = num_entries + 1, num_bytes + size
+        return num_entries, num_bytes
 
     def _prepare(self, kind: str, digest: str) -> Path:
         """Creates the cache folder, and returns the path of an entry in it.
@@ -146,11 +145,13 @@ class HostCache:
                 self._shared.mkdir()
                 if self._shared.parent.stat().st_mode & stat.S_IWOTH:
                     self._shared.chmod(0o1777)
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir(mode=0o700)
         except OSError as error:
             raise make_write_error(
-                self._shared, error, f"Check its permissions, or {_ALTERNATIVE}."
+                self._folder, error, f"Check its permissions, or {_ALTERNATIVE}."
             ) from error
-        with open_or_make_private_folder(self._folder, _ALTERNATIVE):
+        with open_private_folder(self._folder, _ALTERNATIVE):
             return self._folder / name
 
     def _get_maker_lock(self, name: str) -> Path:
@@ -164,53 +165,77 @@ class HostCache:
             with open(self._get_maker_lock(name.removeprefix(".").split(".")[0]), "a") as lock:
                 if try_lock(lock.fileno()):  # its maker was killed
                     remove_own_folder(self._folder / name)
-        sizes = {path: _measure_bytes(path) for path in self._list_entries()}
+        entries = self._list_entries()
+        sizes = {path: _measure_bytes(path) for path in entries}
         total = num_bytes + sum(sizes.values())
-        for path, size in sizes.items():
-            if total > self.limit_bytes and _remove_if_unused(path):
-                total -= size
+        for path in entries:
+            if total <= self.limit_bytes:
+                break
+            if _remove_if_unused(path):
+                total -= sizes[path]
         return total <= self.limit_bytes
 
-    def _list_entries(self) -> dict[Path, float]:
-        """The times of the last use of this user's entries, the oldest first.
-
-        Reports other visible entries of the folder.
-        """
+    def _list_entries(self) -> list[Path]:
+        """This user's entries, the oldest first. Reports other visible entries."""
         found = {}
-        with open_private_folder(self._folder, _ALTERNATIVE) as folder:
-            for name in os.listdir(folder):
-                with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                    if not _ENTRY.fullmatch(name):
-                        if not name.startswith("."):
-                            warn_unowned_folder(str(self._folder / name))
-                    elif is_own_folder(name, folder):
-                        found[self._folder / name] = os.stat(name, dir_fd=folder).st_mtime
-        return dict(sorted(found.items(), key=lambda entry: entry[1]))
+        with open_private_folder(self._folder, _ALTERNATIVE):
+            for path in self._folder.iterdir():
+                if _ENTRY.fullmatch(path.name) and (entry := _find_entry(path)):
+                    found[path] = entry.st_mtime_ns
+                elif not path.name.startswith("."):
+                    warn_unowned_folder(str(path))
+        return sorted(found, key=found.__getitem__)
 
 
 def _use(path: Path) -> CacheEntry | None:
-    """Locks an entry for use. Returns None if there is none."""
-    with open_folder(path.parent) as parent:
-        if (descriptor := lock_folder(path.name, parent, is_shared=True)) is None:
-            return None
-    os.utime(descriptor)
-    return CacheEntry(path, descriptor)
+    """Locks an entry for use. Returns None if there is none.
+
+    A link, a file or another user's folder of that name is not an entry.
+    """
+    try:
+        descriptor = os.open(path, FOLDER_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    entry = CacheEntry(path, descriptor)
+    wait_for_shared_lock(descriptor)
+    found = _find_entry(path)
+    if found is None or found.st_ino != os.fstat(descriptor).st_ino:  # removed before the lock
+        entry.close()
+        return None
+    os.utime(path, follow_symlinks=False)
+    return entry
 
 
-def _make(path: Path, fill: Fill) -> CacheEntry | None:
+def _make(path: Path, fill: Fill) -> CacheEntry:
     with staging_folder(path) as staging:
         fill(staging)
-    return _use(path)
+        # Locked before it gets its name, so that no other process removes it.
+        descriptor = os.open(staging, FOLDER_FLAGS)
+        entry = CacheEntry(path, descriptor)
+        wait_for_shared_lock(descriptor)
+    return entry
 
 
 def _remove_if_unused(path: Path) -> bool:
-    """Removes an entry as a whole. Returns False if it is in use or gone."""
-    with open_folder(path.parent) as parent:
-        if (lock := lock_folder(path.name, parent)) is None:
-            return False
-        remove_by_rename(path.name, parent)
-        os.close(lock)
+    try:
+        folder = os.open(path, FOLDER_FLAGS)
+    except FileNotFoundError:
         return True
+    try:
+        if is_unused := try_lock(folder):
+            open_path(path).remove_tree()
+        return is_unused
+    finally:
+        os.close(folder)
+
+
+def _find_entry(path: Path) -> os.stat_result | None:
+    """The status of an entry. None if it is missing, a link, a file or another user's."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            return found
+    return None
 
 
 def _measure_bytes(folder: Path) -> int:

@@ -15,10 +15,8 @@ from typing import IO
 
 from pipeline_ops.errors import MachineError
 from pipeline_ops.storage.local_files import (
-    FOLDER_FLAGS,
     describe_os_error,
     get_descriptor_path,
-    is_own_folder,
     make_write_error,
     translate_write_errors,
 )
@@ -76,28 +74,9 @@ def try_lock(descriptor: int, is_shared: bool = False, alternative: str = "") ->
     return True
 
 
-def lock_folder(
-    name: str, parent: int, is_shared: bool = False, alternative: str = ""
-) -> int | None:
-    """Opens a folder of this user in an open folder, and locks it until the descriptor is closed.
-
-    A shared lock waits for the end of an exclusive one. An exclusive one does not wait. Returns
-    None if there is no such folder, also because the last holder has removed it, or if another
-    process holds it. An entry that is not ours is reported. `alternative` as in `try_lock`.
-    """
-    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
-        if not is_own_folder(name, parent):
-            return None
-        descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent)
-        stack.callback(os.close, descriptor)
-        if is_shared:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        elif not try_lock(descriptor, alternative=alternative):
-            return None
-        if _is_at(descriptor, name, parent):
-            stack.pop_all()
-            return descriptor
-    return None
+def wait_for_shared_lock(descriptor: int) -> None:
+    """Locks an open file together with other processes, once no process holds it exclusively."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
@@ -116,7 +95,7 @@ def exclusive_lock(
     wait = HolderWait(wait_seconds, on_wait, poll_seconds=(0.05, 2.0))
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_open_lock_file(path))
-        while not (is_locked := try_lock(file.fileno())) or not _is_at(file.fileno(), path):
+        while not (is_locked := try_lock(file.fileno())) or not _is_present(file, path):
             if is_locked:  # its last holder has removed it
                 stack.close()
                 file = stack.enter_context(_open_lock_file(path))
@@ -131,11 +110,10 @@ def exclusive_lock(
         yield
 
 
-def _is_at(descriptor: int, path: Path | str, parent: int | None = None) -> bool:
-    """Returns whether an open file or folder still has its name, and so locks out later openers."""
+def _is_present(file: IO[str], path: Path) -> bool:
+    """Returns whether an open lock file still has its name, and so locks out later openers."""
     try:
-        found = os.stat(path, dir_fd=parent, follow_symlinks=False)
-        return os.path.samestat(os.fstat(descriptor), found)
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:
         return False
 

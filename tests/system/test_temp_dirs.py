@@ -4,6 +4,7 @@ processes, real signals."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pipeline_ops.system.temp_dirs import (
 
 _WRITE_AND_WAIT = """
 import sys, tempfile
+from pipeline_ops.storage.local_files import open_private_folder, remove_folder
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 with use_temporary_folder("test"):
     tempfile.mkstemp()
@@ -53,15 +55,22 @@ def start() -> Iterator[Callable[[], tuple[subprocess.Popen, Path]]]:
         process.communicate()
 
 
-def test_what_a_block_writes_as_temporary_goes_with_it_also_if_it_fails(temporary):
+def test_what_a_block_writes_as_temporary_goes_with_it(temporary):
     before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), use_temporary_folder("test") as folder:
+    with use_temporary_folder("test") as folder:
         assert Path(tempfile.mkdtemp()).parent == folder
         argv = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
-        assert subprocess.check_output(argv, text=True).strip() == str(folder)
-        raise ZeroDivisionError
+        told = subprocess.run(argv, capture_output=True, text=True, check=True)
+        assert told.stdout.strip() == str(folder)
     assert list(temporary.iterdir()) == []
     assert os.environ == before and tempfile.gettempdir() == str(temporary)
+
+
+def test_a_block_that_fails_leaves_nothing(temporary):
+    with pytest.raises(ZeroDivisionError), use_temporary_folder("test"):
+        tempfile.mkstemp()
+        raise ZeroDivisionError
+    assert list(temporary.iterdir()) == []
 
 
 def test_of_a_process_that_was_killed_the_next_one_removes_everything_and_of_one_that_lives_nothing(
@@ -90,13 +99,11 @@ def test_a_folder_is_held_by_one_process_and_by_those_that_inherit_its_lock(temp
     heir = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.lock]
     )
-    (first.folder / "of the owner").mkdir()
-    first.remove()
-    assert list(first.folder.iterdir()) == []
+    os.close(first.lock)
     assert try_acquire_scratch_folder("gang") is None
-    (first.folder / "of the heir").mkdir()
-    heir.kill()
+    heir.send_signal(signal.SIGKILL)
     heir.communicate()
+    (get_scratch_path("gang") / "of the one that was killed").mkdir()
     second = try_acquire_scratch_folder("gang")
     assert list(second.folder.iterdir()) == []
     second.remove()
@@ -116,6 +123,7 @@ def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_n
                 assert os.path.samestat(os.fstat(scratch.lock), scratch.folder.stat())
                 inside.remove(scratch)
                 scratch.remove()
+                sweep()
                 done += 1
 
     with ThreadPoolExecutor(3) as pool:
@@ -123,9 +131,8 @@ def test_who_waits_for_a_folder_that_is_removed_does_not_hold_a_folder_that_is_n
     assert len(most) == 3 * rounds and max(most) == 1
 
 
-def test_a_socket_of_multiprocessing_fits_into_the_folder_of_a_job(monkeypatch):
-    """Linux takes 107 bytes, and multiprocessing adds two names. The folder of an attempt, or one
-    below `~/.cache`, is too long."""
+def test_the_path_of_a_socket_fits(monkeypatch):
+    """Linux takes 108 bytes, and multiprocessing adds two names."""
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     path = get_scratch_path("preprocess-01234567") / "pymp-01234567" / "listener-01234567"
     assert len(str(path)) < 100

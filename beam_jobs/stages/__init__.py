@@ -76,7 +76,10 @@ def load_stage(name: str) -> Stage | None:
     if path is None:
         return None
     module_name, _, attribute = path.partition(":")
-    cure = "Install its package, or add its folder to PYTHONPATH, for both Airflow and the job."
+    cure = (
+        f"Install its package, or add the folder that contains {module_name.partition('.')[0]} to "
+        "PYTHONPATH, for both Airflow and the job. A stage is not looked for beside the YAML."
+    )
     module = import_module(module_name, cure)
     found = getattr(module, attribute, None)
     if isinstance(found, Stage):

@@ -129,8 +129,8 @@ def _wait(handle: JobHandle) -> StorePath:
         if missing := _MISSING.search(message):
             raise TrainyardError(
                 f"a job can't start there: {missing[0]}",
-                "Install Trainyard with the extras of the jobs from a clone there, such as "
-                "pip install '.[preprocess,train]'.",
+                "In a clone of Trainyard, run: PYTHON -m pip install --no-deps --require-hashes "
+                "-r docker/locks/jobs.txt, with the Python of the jobs.",
             )
         raise TrainyardError(message)
     return open_near(handle.attempt.folder.root, status.manifest)

@@ -93,7 +93,7 @@ def get_declarations(field: FieldInfo) -> Mapping[str, Any]:
 
 
 def operational_field(default: Any, **declarations: Any) -> Any:
-    """A field about resources or timeouts. It cannot change the result."""
+    """A field that cannot change the result, such as one about resources, timeouts or a note."""
     return config_field(default, is_operational=True, **declarations)
 
 

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -182,6 +182,11 @@ def find_section(launcher: str) -> type[Hosts]:
             f"launcher {launcher}: its entry point {target} ({ENTRY_POINTS}) must be a class that "
             "derives from pipeline_ops.places.place.PlaceSection"
         )
+    if (own := get_args(found.model_fields["launcher"].annotation)) != (launcher,):
+        raise ConfigError(
+            f"launcher {launcher}: the class {target} of its entry point ({ENTRY_POINTS}) has "
+            f"launcher: Literal[{', '.join(map(repr, own))}]. Give both the same name."
+        )
     return found
 
 
@@ -227,6 +232,7 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         where, name = text.locate(["launcher"]), str(launcher)
         rule = "required, but not given" if launcher is None else f"unknown name {launcher!r}"
         hint = suggest_name(_OTHER_NAMES.get(name, name), list_launchers())
+        hint += f". No package in {sys.executable} brings another one ({ENTRY_POINTS})"
         raise ConfigError(f"{where}: launcher: {rule}; {hint}")
     return validate_section(find_section(launcher), text)
 

@@ -76,7 +76,10 @@ def check_packages(requirements: Sequence[str], extras: Sequence[str]) -> Iterat
             problems.append(f"{name} is not installed")
         elif not requirement.specifier.contains(version, prereleases=True):
             problems.append(f"{name} is {version}, and {requirement.specifier} is needed")
-    cure = f"Install Trainyard from a clone (pip install '.[{','.join(extras)}]') there."
+    cure = (
+        f"In a clone of Trainyard, run there: {sys.executable} -m pip install --no-deps "
+        f"--require-hashes -r docker/locks/jobs.txt, or install the extras {', '.join(extras)}."
+    )
     yield Finding(check="packages", problem="; ".join(problems), cure=cure if problems else "")
 
 

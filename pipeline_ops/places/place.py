@@ -142,19 +142,26 @@ class PlaceSection(Hosts):
         yield from ()
 
     def find_job_problems(self, task: str, file: str, gang: Hosts | None) -> Iterator[str]:
-        if type(self).open_place is PlaceSection.open_place:
-            yield (
-                f"{file} has launcher: {self.launcher}, with which no job can be started. Name it "
-                f"in train.hosts, and remove {task}.runs_on."
-            )
+        if missing := self._list_missing("open_place"):
+            has_gangs = not self._list_missing("make_launcher")
+            cure = f"Name it in train.hosts, and remove {task}.runs_on." if has_gangs else ""
+            yield f"{file} has launcher: {self.launcher}, which runs no jobs: {missing}. {cure}"
 
     def validate_gang(self, train: Train, location: str) -> None:
-        if type(self).make_launcher is PlaceSection.make_launcher:
+        if missing := self._list_missing("make_launcher", "capacity", "list_hosts"):
+            has_jobs = not self._list_missing("open_place")
+            cure = f"Write runs_on: {train.hosts} instead" if has_jobs else ""
             raise ConfigError(
-                f"{location}: train.hosts: {train.hosts} has launcher: {self.launcher}, which runs "
-                f"jobs and has no hosts for a gang. Write runs_on: {train.hosts} instead"
+                f"{location}: train.hosts: {train.hosts} has launcher: {self.launcher}, which has "
+                f"no hosts for a gang: {missing}. {cure}".rstrip()
             )
         super().validate_gang(train, location)
+
+    def _list_missing(self, *names: str) -> str:
+        """Names the methods that the class does not have. Empty if it has all of them."""
+        kind = type(self)
+        missing = [name for name in names if getattr(kind, name) is getattr(PlaceSection, name)]
+        return missing and f"its class {kind.__name__} does not override {', '.join(missing)}" or ""
 
 
 def name_job(attempt: Attempt[StorePath]) -> str:

@@ -183,7 +183,7 @@ class TestPackages:
         assert finding.problem == (
             f"keras is {version('keras')}, and <3 is needed; no-such-package is not installed"
         )
-        assert "pip install '.[preprocess,train]'" in finding.cure
+        assert "-r docker/locks/jobs.txt, or install the extras preprocess, train" in finding.cure
 
     def test_tensorflow_for_gpus_stands_for_the_one_without(self):
         for name in ("tensorflow", "tensorflow-cpu"):

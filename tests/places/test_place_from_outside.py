@@ -21,7 +21,9 @@ WRAPPED = {"launcher": "wrapped", "command": ["nice", "-n", "7"]}
 
 
 def write_pipeline(folder, content, **changes):
-    file = write_config(folder, {f"train.{key}": "lab" for key in changes or ("runs_on",)})
+    (folder / "root").mkdir(exist_ok=True)
+    keys = {f"train.{key}": "lab" for key in changes or ("runs_on",)}
+    file = write_config(folder, {"storage.root": str(folder / "root")} | keys)
     (folder / "hosts").mkdir(exist_ok=True)
     (folder / "hosts" / "lab.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return file
@@ -128,27 +130,93 @@ class GangsOnly(PlaceSection):
 
     def make_launcher(self, job):
         return LocalLauncher()
+
+    def list_hosts(self):
+        return LocalLauncher().allocate(lambda: None)
+
+
+class Nothing(PlaceSection):
+    """No jobs, and no gangs."""
+
+    launcher: Literal["nothing"]
+
+
+class Unfinished(PlaceSection):
+    """Gangs of an unknown size, and a mistake."""
+
+    launcher: Literal["unfinished"]
+
+    def make_launcher(self, job):
+        return LocalLauncher()
+
+    def open_place(self):
+        return no_such_name
+
+
+class Misnamed(PlaceSection):
+    """Another name."""
+
+    launcher: Literal["other"]
 '''
+NAMES = {
+    "jobs_only": "JobsOnly",
+    "gangs_only": "GangsOnly",
+    "nothing": "Nothing",
+    "unfinished": "Unfinished",
+    "misnamed": "Misnamed",
+}
+
+
+@pytest.fixture
+def limited(tmp_path, monkeypatch):
+    """A package of places that lack something."""
+    targets = {launcher: f"limited:{name}" for launcher, name in NAMES.items()}
+    with monkeypatch.context() as changes:
+        install_entry_points(tmp_path / "outside", changes, hosts.ENTRY_POINTS, targets)
+        (tmp_path / "outside" / "limited.py").write_text(LIMITED)
+        yield
+    hosts.find_entry_points.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("launcher", "key", "message"),
     [
-        ("jobs_only", "hosts", "train.hosts: lab has launcher: jobs_only, which runs jobs and has"),
-        ("gangs_only", "runs_on", "launcher: gangs_only, with which no job can be started"),
+        (
+            "jobs_only",
+            "hosts",
+            "train.hosts: lab has launcher: jobs_only, which has no hosts for a gang: its class "
+            "JobsOnly does not override make_launcher, capacity, list_hosts. Write runs_on: lab",
+        ),
+        (
+            "gangs_only",
+            "runs_on",
+            "launcher: gangs_only, which runs no jobs: its class GangsOnly does not override "
+            "open_place. Name it in train.hosts",
+        ),
+        ("nothing", "hosts", "class Nothing does not override make_launcher, capacity, list_hosts"),
+        ("nothing", "runs_on", "its class Nothing does not override open_place. $"),
+        ("unfinished", "hosts", "its class Unfinished does not override capacity, list_hosts"),
     ],
 )
 def test_what_a_place_does_not_have_is_refused_where_it_is_named(
-    tmp_path, monkeypatch, launcher, key, message
+    limited, tmp_path, launcher, key, message
 ):
-    folder, targets = tmp_path / "outside", ("JobsOnly", "GangsOnly")
-    named = dict(zip(("jobs_only", "gangs_only"), (f"limited:{n}" for n in targets), strict=True))
-    install_entry_points(folder, monkeypatch, hosts.ENTRY_POINTS, named)
-    (folder / "limited.py").write_text(LIMITED)
     other = {"hosts": "runs_on", "runs_on": "hosts"}[key]
-    content = {"launcher": launcher}
-    load_config(write_pipeline(tmp_path, content, **{other: True}))
+    if launcher.endswith("_only"):
+        load_config(write_pipeline(tmp_path, {"launcher": launcher}, **{other: True}))
     with pytest.raises(ConfigError, match=rf"digits.yaml:\d+: .*{message}"):
-        load_config(write_pipeline(tmp_path, content, **{key: True}))
-    monkeypatch.undo()
-    hosts.find_entry_points.cache_clear()
+        load_config(write_pipeline(tmp_path, {"launcher": launcher}, **{key: True}))
+
+
+def test_another_name_in_the_class_is_told_as_one_of_the_class(limited, tmp_path):
+    message = r"the class limited:Misnamed .* has launcher: Literal\['other'\]. Give both the same"
+    with pytest.raises(ConfigError, match=message):
+        load_config(write_pipeline(tmp_path, {"launcher": "misnamed"}))
+
+
+def test_a_mistake_in_the_class_is_a_finding_of_the_doctor(limited, tmp_path, capsys):
+    file = write_pipeline(tmp_path, {"launcher": "unfinished"})
+    assert main(["doctor", str(file)]) == ExitCode.RETRY
+    found = capsys.readouterr().out
+    assert "PROBLEM  hosts/lab.yaml: NameError: name 'no_such_name' is not defined" in found
+    assert "limited.py:" in found and "with a warning." in found.splitlines()[-1]

@@ -594,7 +594,10 @@ def list_changes() -> list[Change]:
             continue
         values = [] if field.is_in_list else find_values(field)
         if not values:
-            raise ValueError(f"{key} has no values. Add some to TABLE, or a reason to NOT_DRAWN.")
+            raise ValueError(
+                f"{key} has no values. Add some to TABLE, or a reason to NOT_DRAWN, "
+                "in tests/support/random_configs.py."
+            )
         changes += [{key: value} for value in values]
     return changes
 

@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -157,6 +158,11 @@ def _examine(check: str, findings: Iterator[Finding], cure: str) -> Iterator[Fin
             is_empty = False
     except (TrainyardError, OSError, subprocess.SubprocessError, ValidationError) as error:
         yield _make_finding(check, error, cure)
+        return
+    except Exception as error:  # of a place from another package
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        yield Finding(check=check, problem=problem, cure="Correct the class of the launcher.")
         return
     if is_empty:
         yield Finding(check=check)

@@ -84,7 +84,8 @@ def new_stage(
         "published model. Change both to your needs.\n"
         f"Test:     {_shorten_path(sys.executable)} -m pytest {test}\n"
         f"Use:      - {in_yaml}: {{factor: 1.5}}     (in preprocess.stages of a config)\n"
-        f"Preview:  {_shorten_path(sys.argv[0])} preview CONFIG --stage {in_yaml}"
+        f"Preview:  {'PYTHONPATH=. ' if package else ''}{_shorten_path(sys.argv[0])} "
+        f"preview CONFIG --stage {in_yaml}"
     )
     return 0
 

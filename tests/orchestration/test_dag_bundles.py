@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from cli.programs import UP_SECONDS
 from cli.training_ends import act, bring_to
-from config_files import write_config
+from config_files import use_interpreter, write_config
 from plain_airflows import (
     PlainAirflow,
     keep_up,
@@ -58,6 +59,7 @@ class Repository:
             "preprocess.source.path": str(base.parent / "raw"),
         }
         write_config(self.clone / "pipelines", absolute | keys, base)
+        use_interpreter(self.clone / "pipelines", sys.executable)
         (self.clone / "trainyard.py").write_text(read_documented_file(1))
         identity = ("-c", "user.name=author", "-c", "user.email=author@example.org")
         self._git("-C", self.clone, "add", "--all")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from cli.digits_airflow import Airflow, make_pipeline
-from config_files import write_config
+from config_files import use_interpreter, write_config
 from wheels import build_wheel
 
 from pipeline_ops.cli.embedded_airflow import make_bundle
@@ -46,7 +46,7 @@ def read_documented_file(number: int = 0, pipelines: Path = Path("/data/pipeline
 def make_folder(folder: Path) -> None:
     """Writes the pipeline `digits`, whose jobs run in the environment of the tests."""
     make_pipeline(folder)
-    interpreters = {f"{job}.python": sys.executable for job in JOBS}
+    interpreters = use_interpreter(folder, sys.executable, *JOBS)
     write_config(folder, interpreters, base=folder / "digits.yaml")
     (folder / "dags").mkdir()
 

@@ -72,8 +72,10 @@ def check_place(config: PipelineConfig, use: PlaceUse) -> Iterator[Finding]:
             root = open_root(stack.enter_context(tempfile.TemporaryDirectory(prefix="trainyard-")))
         layout, run_id = Layout(root, config.pipeline), f"doctor-{uuid.uuid4().hex[:8]}"
         stack.callback(layout.run_folder(run_id).remove_tree)
-        handle = _start(config, layout, run_id, use)
-        try:
+        request, handle = _write_request(config, layout, run_id, use)
+        try:  # also what a start has left that failed
+            variables = make_hosts_variable(config.hosts if request.hosts else None)
+            launch_job(request, MODULE, variables, handle)
             report = PlaceReport.model_validate(read_manifest(_wait(handle)).figures)
         finally:
             handle.end("trainyard doctor has ended")
@@ -88,7 +90,9 @@ def check_place(config: PipelineConfig, use: PlaceUse) -> Iterator[Finding]:
         )
 
 
-def _start(config: PipelineConfig, layout: Layout, run_id: str, use: PlaceUse) -> JobHandle:
+def _write_request(
+    config: PipelineConfig, layout: Layout, run_id: str, use: PlaceUse
+) -> tuple[Request, JobHandle]:
     hosts = config.hosts if "train" in use.tasks else None
     extras, place = find_extras(use.tasks), make_place(use.hosts)
     check = PlaceCheck(
@@ -111,9 +115,7 @@ def _start(config: PipelineConfig, layout: Layout, run_id: str, use: PlaceUse) -
         ),
         deadline_seconds=_SECONDS,
     )
-    handle = write_attempt(request, layout, "check", place)
-    launch_job(request, MODULE, make_hosts_variable(hosts), handle)
-    return handle
+    return request, write_attempt(request, layout, "check", place)
 
 
 def _wait(handle: JobHandle) -> StorePath:

@@ -232,7 +232,7 @@ def load_hosts(folder: Path, name: str, key: str = "train.hosts") -> Hosts:
         where, name = text.locate(["launcher"]), str(launcher)
         rule = "required, but not given" if launcher is None else f"unknown name {launcher!r}"
         hint = suggest_name(_OTHER_NAMES.get(name, name), list_launchers())
-        hint += f". No package in {sys.executable} brings another one ({ENTRY_POINTS})"
+        hint += f". No package in {sys.executable} has an entry point of this name ({ENTRY_POINTS})"
         raise ConfigError(f"{where}: launcher: {rule}; {hint}")
     return validate_section(find_section(launcher), text)
 

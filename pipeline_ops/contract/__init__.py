@@ -1,1 +1,1 @@
-"""What processes agree on: manifests, fingerprints and figures of artifacts, messages of a job."""
+"""The package has what processes agree on: manifests, fingerprints, figures, messages of a job."""

@@ -161,7 +161,9 @@ class PlaceSection(Hosts):
         """Names the methods that the class does not have. Empty if it has all of them."""
         kind = type(self)
         missing = [name for name in names if getattr(kind, name) is getattr(PlaceSection, name)]
-        return missing and f"its class {kind.__name__} does not override {', '.join(missing)}" or ""
+        if not missing:
+            return ""
+        return f"its class {kind.__name__} does not override {', '.join(missing)}"
 
 
 def name_job(attempt: Attempt[StorePath]) -> str:

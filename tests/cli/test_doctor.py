@@ -407,7 +407,7 @@ exit $code
 
 @pytest.mark.hosts
 def test_what_logins_and_logouts_print_is_no_part_of_an_answer(doctor, monkeypatch):
-    """As a .bashrc without a test for an interactive shell does, or a trap at the end."""
+    """A .bashrc may print without a test for an interactive shell, and so may a trap at the end."""
     (doctor.folder / "programs").mkdir()
     write_program(doctor.folder / "programs" / "ssh", NOISY_SSH)
     monkeypatch.setenv("PATH", str(doctor.folder / "programs"), prepend=os.pathsep)

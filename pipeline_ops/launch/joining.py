@@ -9,9 +9,12 @@ are files in FOLDER:
     worker-0.json           the addresses of TF_CONFIG, written again every second
     worker-0.session        the name of the current connection, and the train job's attempt
     worker-0.NAME.in, .out  the input and the output of the agent
+    problem.json            why a process can't join, written again every second
+    problem.told            the train job has read it
 
 It exits after the train job, with the same exit code. If the job is retried, it waits for the next
-try. The train job's side of a connection is the same module with two more arguments, started by
+try. A process that can't join waits until a train job has read why, and fails like the job. The
+train job's side of a connection is the same module with two more arguments, started by
 `TfConfigLauncher`. No secret goes through the files: the manager gives each machine its own
 environment.
 """
@@ -37,12 +40,13 @@ from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.launch.agent import get_pipes
-from pipeline_ops.places.tf_config import Joined
+from pipeline_ops.places.tf_config import TOLD, Joined
 from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.open_store import open_root
 
 PROBLEM = "problem.json"
-"""The file with the reason why a process can't join."""
+"""The file with the reason why a process can't join. A train job removes files that are there
+before it starts, so it is written again."""
 _POLL_SECONDS, _TELL_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0
 _CHUNK_BYTES = 1 << 16
 _ADDRESS = re.compile(r"[^\s:/]+:[0-9]{1,5}")
@@ -104,9 +108,9 @@ def join(folder: Path) -> ExitCode:
     try:
         place = read_tf_config(os.environ.get("TF_CONFIG"))
     except ConfigError as error:
-        problem = Joined(host=host, problem=str(error))
-        write_atomically(folder / PROBLEM, problem.model_dump_json().encode())
-        raise
+        print(error, file=sys.stderr, flush=True)
+        _tell_problem(folder, Joined(host=host, problem=str(error)))
+        return error.exit_code
     joined = Joined(host=host, addresses=place.addresses).model_dump_json().encode()
     told, session, run, agent = 0.0, "", "", None
     session_file = folder / f"worker-{place.worker}.session"
@@ -135,6 +139,15 @@ def join(folder: Path) -> ExitCode:
                 print(status.message or status.exit_code.name)
                 return status.exit_code
         time.sleep(_POLL_SECONDS)
+
+
+def _tell_problem(folder: Path, problem: Joined) -> None:
+    """Returns when a train job has read it."""
+    told = folder / TOLD
+    told.unlink(missing_ok=True)  # An earlier job's.
+    while not told.exists():
+        write_atomically(folder / PROBLEM, problem.model_dump_json().encode())
+        time.sleep(_TELL_SECONDS)
 
 
 class _JoinedAgent:

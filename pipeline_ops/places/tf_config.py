@@ -23,6 +23,8 @@ from pipeline_ops.system.locks import ResourceHeld, exclusive_lock
 
 JOINING_MODULE = "pipeline_ops.launch.joining"
 """The program that a cluster manager starts on each machine."""
+TOLD = "problem.told"
+"""The file by which a train job says that it has read why a worker can't join."""
 
 
 class Joined(Message):
@@ -148,6 +150,7 @@ class TfConfigLauncher(Launcher):
         for each in joined:
             where = f"{each.host} can't join the gang: "
             if each.problem:
+                (self._folder / TOLD).touch()
                 raise ConfigError(where + each.problem)
             if len(each.addresses) != self._hosts.workers:
                 raise ConfigError(

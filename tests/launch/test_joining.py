@@ -17,7 +17,8 @@ from launch.running import config_with_hosts, starting
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError, ExitCode
-from pipeline_ops.launch.joining import read_tf_config
+from pipeline_ops.launch.joining import PROBLEM, read_tf_config
+from pipeline_ops.places.launcher import wait_until
 from pipeline_ops.places.tf_config import TfConfigHosts, TfConfigLauncher
 
 HOSTS = {"launcher": "tf_config", "workers": 2, "network": "trusted", "environment": {}}
@@ -161,7 +162,31 @@ def test_a_wrong_tf_config_ends_the_job_and_the_process_with_the_cure(start):
     job, manager = start(("worker", "evaluator"))
     assert manager.processes[1].wait(60) == ExitCode.CONFIG
     assert job.end() == ExitCode.CONFIG
+    assert manager.processes[0].wait(60) == ExitCode.CONFIG
     assert "can't join the gang: TF_CONFIG has the role evaluator, and a gang" in job.message()
+
+
+@pytest.mark.hosts
+def test_a_process_that_cannot_join_waits_for_a_train_job_and_tells_it(tmp_path):
+    folder = tmp_path / "joining" / "digits"
+    manager = Manager(folder, tmp_path, ("worker", "evaluator"))
+    hosts = TfConfigHosts(launcher="tf_config", workers=2, network="trusted")
+    request = SimpleNamespace(root=str(tmp_path), pipeline="digits")
+    job = SimpleNamespace(
+        stored_attempt=None,
+        request=request,
+        attempt=SimpleNamespace(folder=tmp_path / "attempt"),
+        progress=SimpleNamespace(report=lambda *_, **__: None),
+    )
+    try:
+        for _retry in range(2):
+            wait_until(lambda: (folder / PROBLEM).exists(), lambda: None, 60)
+            assert [each.poll() for each in manager.processes] == [None, None]
+            with pytest.raises(ConfigError, match="has the role evaluator"):
+                TfConfigLauncher(hosts, job).allocate(lambda: None)
+            assert [manager.restart(0), manager.restart(1)] == [ExitCode.CONFIG] * 2
+    finally:
+        manager.kill()
 
 
 @pytest.mark.hosts

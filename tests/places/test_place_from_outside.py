@@ -34,7 +34,8 @@ def test_the_place_of_the_page_runs_a_job_and_a_gang(outside_place, tmp_path, da
     training = PlacedTraining(tmp_path, str(tmp_path / "root"), dataset, WRAPPED, WRAPPED)
     try:
         training.wait_until(lambda: training.read_steps("train"), 300)
-        lines = {each.pid: each.cmdline() for each in psutil.process_iter()}
+        # Those that end meanwhile have None.
+        lines = {each.pid: each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])}
         nice = psutil.Process().nice()
         job, agent = (
             [

@@ -43,11 +43,6 @@ FULL = {
     "python": "/usr/bin/python3",
     "code": "/app",
 }
-ONE_WORKER = QUICK | {
-    "train__epochs": 1,
-    "train__workers": 1,
-    "train__strategy": "one_device",
-}
 
 
 def build(**changes: object) -> list[dict]:
@@ -141,26 +136,6 @@ def test_a_restarted_pod_is_reached_under_its_host(cluster, make_launcher):
     launcher.release()
 
 
-def test_a_drained_pod_is_replaced_under_its_host(cluster, make_launcher):
-    """A pod that has succeeded after SIGTERM would not be, and its host would be lost."""
-    launcher = make_launcher(pods=2)
-    launcher.allocate(check)
-    pods = {pod["metadata"]["name"] for pod in cluster.objects.list("pods")}
-    cluster.drain("gang-1-0")
-
-    def is_replaced() -> bool:
-        running = {
-            pod["metadata"]["name"]
-            for pod in cluster.objects.list("pods")
-            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-        }
-        return len(running) == 2 and running != pods
-
-    wait_until(is_replaced, 60)
-    assert launcher.is_intact()
-    launcher.release()
-
-
 def test_what_a_killed_supervisor_leaves_goes_with_its_job(cluster, make_launcher):
     make_launcher().allocate(check)
     assert cluster.list_names("services") == cluster.list_names("networkpolicies") == ["gang-1"]
@@ -198,23 +173,6 @@ def test_a_wait_that_is_no_longer_needed_gives_the_pods_back(cluster, make_launc
     assert cluster.list_names("jobs") == []
 
 
-@pytest.mark.kubernetes
-def test_a_pod_that_shares_only_a_bucket_trains_and_is_deleted_after_it(
-    cluster, account, dataset, tmp_path, make_root
-):
-    root = make_root("s3")
-    manifest = upload_dataset(dataset, root.uri)
-    with bucket_jobs(tmp_path, root.uri, manifest, HERE) as start:
-        job = start(**ONE_WORKER)
-        status = job.end()
-        assert status.exit_code == ExitCode.SUCCESS, job.read_log()
-        assert job.read_figures().workers == 1
-        wait_until(lambda: cluster.list_names("pods") == [], 60)
-        assert cluster.list_names("jobs") == job.survivors() == []
-    assert "testtest" not in json.dumps(cluster.objects.events), "the access goes through the pipe"
-    assert account.refused == set()
-
-
 def test_each_right_of_the_supervisors_role_is_needed_and_no_other(account, make_launcher):
     account.used.clear()
     account.refused.clear()
@@ -240,22 +198,27 @@ def test_a_missing_right_is_an_error_that_leaves_nothing(
 
 
 @pytest.mark.kubernetes
-@pytest.mark.parametrize("loss", ["kill", "drain"])
-def test_two_workers_of_a_pod_survive_the_loss_of_it(
-    cluster, account, dataset, tmp_path, make_root, loss
+def test_two_workers_that_share_only_a_bucket_survive_the_kill_of_their_pod(
+    cluster, account, dataset, tmp_path, make_root
 ):
+    """It is deleted after the training. The access to the bucket goes through the pipe."""
     root = make_root("s3")
     manifest = upload_dataset(dataset, root.uri)
     with bucket_jobs(tmp_path, root.uri, manifest, HERE | {"workers_per_pod": 2}) as start:
         job = start(is_held=True, train__workers=2, train__epochs=3)
         job.wait_until_held()
         [name] = [name for name in cluster.list_names("jobs") if name.startswith("trainyard-")]
-        getattr(cluster, loss)(name)
+        cluster.kill(name)
         job.wait_until(lambda: job.read_messages("restart"))
         job.release()
         status = job.end()
         assert status.exit_code == ExitCode.SUCCESS, job.read_log()
-        assert job.read_figures().restarts == 1
+        figures = job.read_figures()
+        assert (figures.workers, figures.restarts) == (2, 1)
+        wait_until(lambda: cluster.list_names("pods") == [], 60)
+        assert cluster.list_names("jobs") == job.survivors() == []
+    assert "testtest" not in json.dumps(cluster.objects.events)
+    assert account.refused == set()
 
 
 class NearbyLauncher(KubernetesLauncher):

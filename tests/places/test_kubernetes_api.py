@@ -59,22 +59,6 @@ def test_a_certificate_of_another_authority_is_refused(cluster, monkeypatch, tmp
             KubernetesClient(cluster.namespace).read("jobs", "x")
 
 
-def test_a_pod_finds_the_cluster_around_it(cluster, monkeypatch, tmp_path):
-    """A pod has no kubeconfig file, and has a token and a certificate in files."""
-    from kubernetes.config import incluster_config
-
-    token = tmp_path / "token"
-    token.write_text("token-of-trainyard-supervisor")
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", cluster.address.rpartition(":")[2])
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(
-        incluster_config, "SERVICE_CERT_FILENAME", str(cluster._folder / "authority.pem")
-    )
-    assert KubernetesClient(cluster.namespace).list_pods("gang") == []
-
-
 def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
     """All versions of all objects that it has shown so far are valid."""
     job, _, _ = build_gang(make_hosts(), "gang", ["false"], 60)

@@ -29,19 +29,6 @@ def open_client(cluster, monkeypatch):
     cluster.remove_all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "verb"), [("services", "create"), ("pods", "delete"), ("networkpolicies", "create")]
-)
-def test_a_missing_right_is_named_with_the_file_that_has_it(cluster, open_client, kind, verb):
-    account = "trainyard-supervisor" if kind == "pods" else "trainyard-airflow"
-    client = open_client(account)
-    with pytest.raises(ConfigError, match=f"does not let this account {verb} {kind}.*rbac.yaml"):
-        if verb == "create":
-            client.create(kind, {"kind": "Service", "metadata": {"name": "x"}})
-        else:
-            client.delete(kind, "x")
-
-
 def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
     file = cluster.write_kubeconfig("admin")
     file.write_text(file.read_text().replace("token-of-admin", "wrong"))

@@ -82,11 +82,6 @@ def test_all_bytes_pass_unchanged_in_both_directions(cluster, run, protocol):
         assert process.returncode in (7, 255) and data.startswith(output)
 
 
-def test_the_exit_code_is_that_of_the_command(run):
-    for code in (0, 1, 130):
-        assert run("sh", "-c", f"exit {code}").wait(60) == code
-
-
 def test_a_line_is_answered_at_once(run):
     process = run_cat(run)
     times = []

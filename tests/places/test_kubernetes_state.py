@@ -111,6 +111,10 @@ TIMEOUT = "i/o timeout"
 UNSCHEDULABLE = condition("PodScheduled", "Unschedulable", "0/3 nodes", "False")
 DENIED, NO_SECRET = "pull access denied, 403 Forbidden", 'secret "s" not found'
 TAINTED, KUBELET = disrupted("DeletionByTaintManager"), disrupted("TerminationByKubelet")
+MORE_MEMORY = (
+    "out of memory: the kernel has killed it, because its container may not use more. Give it more "
+    "`memory` in the hosts file"
+)
 NO_FILE, CREATE = "no such file", "CreateContainerConfigError"
 PODS = {
     "unseen": (pod("Pending"), "waiting", "waits for a node", None),
@@ -137,7 +141,7 @@ PODS = {
     "root": (waiting(CREATE, "will run as root", 100), "ended", "will run as root", CONFIG),
     "running": (pod("Running", state={"running": {}}), "running", "", None),
     "stopping": (pod("Running", deleted=-20), "running", "", None),
-    "out of memory": (failed(ended(137, "OOMKilled")), "ended", "out of memory", RETRY),
+    "out of memory": (failed(ended(137, "OOMKilled")), "ended", MORE_MEMORY, RETRY),
     "killed": (failed(ended(137)), "ended", "signal 9", RETRY),
     "config error": (failed(ended(78)), "ended", "exit code 78", CONFIG),
     "machine error": (failed(ended(75)), "ended", "exit code 75", RETRY),

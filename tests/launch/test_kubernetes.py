@@ -60,10 +60,7 @@ def account(cluster, monkeypatch):
     """The tests have the rights of the supervisor's Role, and no others."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
     yield cluster.accounts["trainyard-supervisor"]
-    cluster.kubelet.pull_errors.clear()
-    cluster.kubelet.unschedulable = ""
-    cluster.api.delay_seconds = 0.0
-    cluster.remove_all()
+    cluster.reset()
 
 
 @pytest.fixture
@@ -217,7 +214,7 @@ def test_two_workers_that_share_only_a_bucket_survive_the_kill_of_their_pod(
         assert (figures.workers, figures.restarts) == (2, 1)
         wait_until(lambda: cluster.list_names("pods") == [], 60)
         assert cluster.list_names("jobs") == job.survivors() == []
-    assert "testtest" not in json.dumps(cluster.objects.events)
+    assert "testtest" not in json.dumps(cluster.objects.versions)
     assert account.refused == set()
 
 
@@ -255,8 +252,7 @@ def test_a_gang_trains_on_while_each_answer_of_the_api_takes_twenty_seconds(
             wait_until(lambda: third.is_ready)
             num_requests = len(cluster.api.requests)
             cluster.api.delay_seconds = 20.0
-            uid = cluster.find_pod(name)["metadata"]["uid"]
-            for process in cluster.kubelet.find_processes(uid):
+            for process in cluster.kubelet.find_processes(cluster.find_pod(name)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if AGENT_MODULE in process.cmdline():
                         process.kill()

@@ -32,13 +32,11 @@ def account(cluster, monkeypatch):
     """All tests have the rights of Airflow's Role, and no others."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-airflow")))
     yield cluster.accounts["trainyard-airflow"]
-    cluster.api.faults.clear()
-    cluster.kubelet.unschedulable = cluster.controllers.admission = ""
-    cluster.kubelet.pull_errors.clear()
+    cluster.reset()
 
 
 @pytest.fixture
-def make(cluster, account, tmp_path):
+def make(account, tmp_path):
     made: list[PlacedJob] = []
 
     def make_job(do: str = "wait", root: str = "", **options) -> PlacedJob:
@@ -48,8 +46,7 @@ def make(cluster, account, tmp_path):
         made.append(PlacedJob(root, len(made), KubernetesPlace(hosts), do, environment))
         return made[-1]
 
-    yield make_job
-    cluster.remove_all()
+    return make_job
 
 
 def test_a_job_works_with_a_bucket_and_leaves_nothing_in_the_cluster(cluster, make, make_root):
@@ -85,8 +82,7 @@ def test_a_pod_never_waits_for_its_secret(cluster, make):
     job = make("wait", environment={"TOKEN": "hidden"})
     cluster.fail("POST .*/secrets", 503, 2)
     job.start().wait_until_ready()
-    pods = [event["object"] for _, kind, event in cluster.objects.events if kind == "pods"]
-    states = [pod["status"] for pod in pods]
+    states = [found["status"] for kind, found in cluster.objects.versions if kind == "pods"]
     assert states and "CreateContainerConfigError" not in json.dumps(states)
 
 
@@ -102,7 +98,7 @@ def test_a_job_whose_starter_was_killed_is_tried_again(cluster, make, monkeypatc
     with pytest.raises(Killed):
         job.start()
     assert job.find().phase == "waiting"
-    cluster.age("jobs", job.name, 100)
+    cluster.age_job(job.name, 100)
     state = job.find()
     assert (state.phase, state.exit_code) == ("ended", ExitCode.RETRY)
     assert job.place.clean(job.attempt)
@@ -202,7 +198,7 @@ def test_an_end_has_its_reason_and_is_retried(cluster, make, end):
 
 def test_a_job_that_the_cluster_stops_reports_it_itself(cluster, make):
     job = make().start().wait_until_ready()
-    cluster.drain(job.name)
+    cluster.evict(job.name)
     outcome = job.wait_for_outcome()
     assert outcome.exit_code is ExitCode.RETRY
     assert "its host has stopped the job" in outcome.message
@@ -210,14 +206,14 @@ def test_a_job_that_the_cluster_stops_reports_it_itself(cluster, make):
     assert "evicted or preempted" in job.wait_for_phase("ended").message
 
 
-def test_a_pod_that_was_preempted_while_it_waited_is_retried(cluster, make):
+def test_a_pod_that_is_evicted_while_it_waits_is_retried(cluster, make):
     cluster.kubelet.pull_errors[IMAGE] = ("ContainerCreating", "")
     job = make().start()
     cluster.find_pod(job.name)
-    cluster.preempt(job.name)
+    cluster.evict(job.name)
     state = job.wait_for_phase("ended")
     assert state.exit_code is ExitCode.RETRY
-    assert "preempted" in state.message
+    assert "evicted or preempted" in state.message
 
 
 def test_an_image_that_does_not_exist_is_an_error_of_the_hosts_file(cluster, make):

@@ -25,8 +25,7 @@ def open_client(cluster, monkeypatch):
         return KubernetesClient(cluster.namespace)
 
     yield open_as
-    cluster.api.delay_seconds = 0.0
-    cluster.remove_all()
+    cluster.reset()
 
 
 def test_an_unknown_account_is_refused(cluster, open_client, monkeypatch):
@@ -51,9 +50,9 @@ def test_the_server_shows_what_a_real_one_shows(cluster, open_client):
     job, _, _ = build_gang(make_hosts(), "gang", ["false"], 60)
     open_client("admin").create("jobs", job)
     cluster.find_pod("gang", "Failed")
-    for _, _, event in cluster.objects.events:
-        schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{event['object']['kind']}"}
-        make_validator(schema).validate(event["object"])
+    for _, found in cluster.objects.versions:
+        schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{found['kind']}"}
+        make_validator(schema).validate(found)
 
 
 def test_the_server_refuses_what_a_real_one_refuses(cluster, open_client):

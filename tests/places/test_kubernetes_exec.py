@@ -10,6 +10,7 @@ import time
 
 import pytest
 from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.exec import NEW, OLD
 from fake_kubernetes.hosts import make_hosts
 from processes import Stopwatch, wait_until
 
@@ -17,8 +18,6 @@ from pipeline_ops.errors import ExitCode
 from pipeline_ops.places.kubernetes import KubernetesClient
 from pipeline_ops.places.kubernetes_manifest import build_gang
 from pipeline_ops.places.pod_exec import build_exec_command
-
-NEW, OLD = "v5.channel.k8s.io", "v4.channel.k8s.io"
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,12 @@
 """A cluster on this machine that speaks the API of Kubernetes, for the official client.
 
-What is real: HTTPS with a certificate authority of its own, tokens and the rules of a Role, the
-published schemas in strict mode, conflicts, resource versions, websockets for `exec`, and
-the processes: each container's command runs on this machine, with the variables that the pod has.
+It is for what the real cluster of the tests can't do or is too slow for: answers that are late,
+lost or errors, a right that is missing or not needed, a node without room or without power, an old
+protocol, and a quick test of a job or a gang.
+
+What is real: HTTPS, tokens and the rules of a Role, the published schemas in strict mode,
+conflicts, websockets for `exec`, and the processes: each container's command runs on this machine,
+with the variables that the pod has.
 What is not: there is no isolation, no image, no network between pods and no scheduler. A pod sees
 this machine's files, and its /work, /tmp and /dev/shm are folders whose paths are put into its
 variables. What a test does to a pod (eviction, loss of the node, ...) leaves the fields that the

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
@@ -16,7 +15,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from .objects import Object, Objects, matches
+from .controllers import Controllers
+from .exec import run_command
+from .kubelet import Kubelet
+from .objects import Object, Objects
 from .rbac import Account, Right
 from .validation import validate
 
@@ -38,6 +40,7 @@ _REASONS = {
     422: "Invalid",
     429: "TooManyRequests",
 }
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 @dataclass
@@ -47,22 +50,9 @@ class Fault:
     request: re.Pattern[str]
     """Of `METHOD PATH`."""
     status: int
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
+    remaining: int
     message: str = "a fault of the test"
-    remaining: int = 1
-
-
-def make_status(code: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    body = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": _REASONS.get(code, "InternalError"),
-        "code": code,
-    }
-    return JSONResponse(body, code, headers)
 
 
 class Api:
@@ -70,43 +60,41 @@ class Api:
 
     Args:
       objects: the objects of the cluster.
+      namespace: the only one that exists.
       accounts: by their tokens.
-      namespaces: those that exist.
-      delete: deletes an object, given its resource, the object and the grace period.
-      find_log: the log of a pod.
-      run_command: carries an `exec` over a websocket.
+      controllers: what deletes objects.
+      kubelet: what has logs and runs commands.
+
+    Attributes:
+      requests: `METHOD PATH` of all requests.
+      delay_seconds: the time between a request and its answer, also to the handshake of a
+        websocket.
     """
 
     def __init__(
         self,
         objects: Objects,
-        accounts: dict[str, Account],
-        namespaces: set[str],
-        delete: Callable[[str, Object, int | None], None],
-        find_log: Callable[[Object], Path],
-        run_command: Callable[[WebSocket, Object], object],
+        namespace: str,
+        accounts: Mapping[str, Account],
+        controllers: Controllers,
+        kubelet: Kubelet,
     ):
-        self._objects, self._accounts, self._namespaces = objects, accounts, namespaces
-        self._delete, self._find_log, self._run_command = delete, find_log, run_command
+        self._objects, self._namespace, self._accounts = objects, namespace, accounts
+        self._controllers, self._kubelet = controllers, kubelet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        """`METHOD PATH` of all requests."""
         self.delay_seconds = 0.0
-        """The time between a request and its answer, also to the handshake of a websocket."""
 
     def build_app(self) -> ASGIApp:
         routes: list[Route | WebSocketRoute] = [
-            WebSocketRoute("/api/v1/namespaces/{namespace}/pods/{name}/exec", self._exec),
-            Route("/api/v1/namespaces/{namespace}/pods/{name}/log", self._read_log),
+            WebSocketRoute("/api/v1/namespaces/{namespace}/{resource}/{name}/exec", self._exec),
+            Route("/api/v1/namespaces/{namespace}/{resource}/{name}/log", self._read_log),
         ]
         for prefix in ("/api/v1", "/apis/{group}/v1"):
             many = f"{prefix}/namespaces/{{namespace}}/{{resource}}"
             routes += [
-                Route(many, self._list, methods=["GET"]),
-                Route(many, self._create, methods=["POST"]),
-                Route(f"{many}/{{name}}", self._read, methods=["GET"]),
-                Route(f"{many}/{{name}}", self._remove, methods=["DELETE"]),
-                Route(f"{many}/{{name}}", self._patch, methods=["PATCH"]),
+                Route(many, self._handle, methods=["GET", "POST"]),
+                Route(f"{many}/{{name}}", self._handle, methods=["GET", "PATCH", "DELETE"]),
             ]
         app = Starlette(routes=routes)
 
@@ -120,136 +108,107 @@ class Api:
 
         return answer
 
-    def _refuse(self, request: HTTPConnection, method: str, *verbs: str, sub: str = ""):
+    def _refuse(
+        self, request: HTTPConnection, method: str, *verbs: str, part: str = ""
+    ) -> Response | None:
         """The answer to a request that is not carried out, or None."""
         self.requests.append(f"{method} {request.url.path}")
         for fault in self.faults:
             if fault.remaining and fault.request.search(self.requests[-1]):
                 fault.remaining -= 1
-                return make_status(fault.status, fault.message, fault.headers)
-        account = self._find_account(request)
-        if account is None:
-            return make_status(401, "Unauthorized")
+                return _make_status(fault.status, fault.message, fault.headers)
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if (account := self._accounts.get(token)) is None:
+            return _make_status(401, "Unauthorized")
         group = request.path_params.get("group", "")
-        resource = request.path_params.get("resource", "pods") + (f"/{sub}" if sub else "")
-        namespace = request.path_params["namespace"]
+        namespace, resource = request.path_params["namespace"], request.path_params["resource"]
         for verb in verbs:
-            if not account.may(Right(group, resource, verb)):
-                return make_status(
+            if not account.may(Right(group, resource + part, verb)):
+                return _make_status(
                     403,
-                    f'{resource} is forbidden: User "{account.name}" cannot {verb} resource '
-                    f'"{resource}" in API group "{group}" in the namespace "{namespace}"',
+                    f'{resource}{part} is forbidden: User "{account.name}" cannot {verb} resource '
+                    f'"{resource}{part}" in API group "{group}" in the namespace "{namespace}"',
                 )
         return None
 
-    async def _create(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "POST", "create"):
-            return refusal
+    async def _handle(self, request: Request) -> Response:
         namespace, resource = request.path_params["namespace"], request.path_params["resource"]
-        if namespace not in self._namespaces:
-            return make_status(404, f'namespaces "{namespace}" not found')
-        body = await request.json()
-        if body.get("kind") != _KINDS.get(resource):
-            return make_status(400, f"a {body.get('kind')} is no {resource}")
-        if request.query_params.get("fieldValidation") != "Strict":
-            return make_status(400, "the tests want fieldValidation=Strict")
+        verb = _VERBS.get(request.method, "get" if "name" in request.path_params else "list")
+        if refusal := self._refuse(request, request.method, verb):
+            return refusal
+        if verb in ("create", "patch") and request.query_params.get("fieldValidation") != "Strict":
+            return _make_status(400, "the tests want fieldValidation=Strict")
+        body = json.loads(await request.body() or b"{}")
+        with self._objects.lock:
+            if verb == "list":
+                return self._list(resource, namespace, request.query_params)
+            if verb == "create":
+                return self._create(resource, namespace, body)
+            if (found := self._find(request)) is None:
+                return _describe_missing(request)
+            if verb == "patch":
+                return self._patch(resource, found, body)
+            if verb == "delete":
+                grace = request.query_params.get("gracePeriodSeconds")
+                self._controllers.delete(resource, found, None if grace is None else int(grace))
+            return JSONResponse(found)
+
+    def _list(self, resource: str, namespace: str, query: Mapping[str, str]) -> Response:
+        labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
+        items = [
+            each
+            for each in self._objects.list(resource, namespace)
+            if _matches(each["metadata"].get("labels", {}), labels) and _matches(each, fields)
+        ]
+        return JSONResponse({"kind": f"{_KINDS[resource]}List", "apiVersion": "v1", "items": items})
+
+    def _create(self, resource: str, namespace: str, body: Object) -> Response:
+        if namespace != self._namespace:
+            return _make_status(404, f'namespaces "{namespace}" not found')
+        if body["kind"] != _KINDS[resource]:
+            return _make_status(400, f"a {body['kind']} is no {resource}")
         if problems := validate(body):
-            return make_status(422, f"{body['kind']} is invalid: {'; '.join(problems)}")
-        found = self._objects.add(resource, namespace, body)
-        if found is None:
-            name = body["metadata"]["name"]
-            return make_status(409, f'{resource} "{name}" already exists')
-        return JSONResponse(found, 201)
+            return _make_status(422, f"{body['kind']} is invalid: {'; '.join(problems)}")
+        if found := self._objects.add(resource, namespace, body):
+            return JSONResponse(found, 201)
+        return _make_status(409, f'{resource} "{body["metadata"]["name"]}" already exists')
 
-    async def _list(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "GET", "list"):
-            return refusal
-        namespace, resource = request.path_params["namespace"], request.path_params["resource"]
-        selector = request.query_params.get("labelSelector", "")
-        fields = request.query_params.get("fieldSelector", "")
-        with self._objects.lock:
-            found = self._objects.list(resource, namespace)
-            text = json.dumps(
-                {
-                    "kind": f"{_KINDS[resource]}List",
-                    "apiVersion": "v1",
-                    "metadata": {"resourceVersion": str(self._objects.version)},
-                    "items": [
-                        each
-                        for each in found
-                        if matches(each, selector) and _has_fields(each, fields)
-                    ],
-                }
-            )
-        return Response(text, media_type="application/json")
-
-    async def _read(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "GET", "get"):
-            return refusal
-        found = self._find(request)
-        return JSONResponse(found) if found else self._describe_missing(request)
-
-    async def _patch(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "PATCH", "patch"):
-            return refusal
-        found = self._find(request)
-        if found is None:
-            return self._describe_missing(request)
-        if request.query_params.get("fieldValidation") != "Strict":
-            return make_status(400, "the tests want fieldValidation=Strict")
-        change = await request.json()
-        with self._objects.lock:
-            merged = _merge(found, change)
-            if problems := validate(merged):
-                return make_status(422, f"{found['kind']} is invalid: {'; '.join(problems)}")
-            found.update(merged)
-            self._objects.touch(request.path_params["resource"], found)
-        return JSONResponse(found)
-
-    async def _remove(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "DELETE", "delete"):
-            return refusal
-        options = json.loads(await request.body() or b"{}")
-        if problems := validate({"kind": "DeleteOptions", "metadata": {"name": "x"}} | options):
-            problems = [problem for problem in problems if "metadata" not in problem]
-            if problems:
-                return make_status(422, "; ".join(problems))
-        found = self._find(request)
-        if found is None:
-            return self._describe_missing(request)
-        grace = options.get("gracePeriodSeconds", request.query_params.get("gracePeriodSeconds"))
-        self._delete(request.path_params["resource"], found, None if grace is None else int(grace))
+    def _patch(self, resource: str, found: Object, change: Object) -> Response:
+        merged = _merge(found, change)
+        if problems := validate(merged):
+            return _make_status(422, f"{found['kind']} is invalid: {'; '.join(problems)}")
+        found.update(merged)
+        self._objects.record(resource, found)
         return JSONResponse(found)
 
     async def _read_log(self, request: Request) -> Response:
-        if refusal := self._refuse(request, "GET", "get", sub="log"):
+        if refusal := self._refuse(request, "GET", "get", part="/log"):
             return refusal
-        request.path_params["resource"] = "pods"
-        pod = self._find(request)
-        if pod is None:
-            return self._describe_missing(request)
-        log = self._find_log(pod)
+        if (pod := self._find(request)) is None:
+            return _describe_missing(request)
+        log = self._kubelet.find_log(pod)
         if not log.exists():
-            return make_status(400, "container is waiting to start: ContainerCreating")
+            return _make_status(400, "container is waiting to start: ContainerCreating")
         lines = log.read_text(errors="replace").splitlines(keepends=True)
-        tail = request.query_params.get("tailLines")
-        return PlainTextResponse("".join(lines[-int(tail) :] if tail else lines))
+        return PlainTextResponse("".join(lines[-int(request.query_params["tailLines"]) :]))
 
     async def _exec(self, websocket: WebSocket) -> None:
-        # `create` is asked for by default since Kubernetes 1.35, besides the `get` of a websocket.
-        refusal = self._refuse(websocket, "GET", "get", "create", sub="exec")
-        websocket.path_params["resource"] = "pods"
         pod = self._find(websocket)
-        if refusal is None and pod is None:
-            refusal = self._describe_missing(websocket)
-        if refusal is not None:
+        if refusal := self._refuse_exec(websocket, pod):
             await websocket.send_denial_response(refusal)
             return
-        await self._run_command(websocket, pod)
+        environment = self._kubelet.build_environment(pod)
+        await run_command(websocket, self._kubelet.protocols, environment)
 
-    def _find_account(self, request: HTTPConnection) -> Account | None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return self._accounts.get(token) if scheme.lower() == "bearer" else None
+    def _refuse_exec(self, websocket: WebSocket, pod: Object | None) -> Response | None:
+        # `create` is asked for by default since Kubernetes 1.35, besides the `get` of a websocket.
+        if refusal := self._refuse(websocket, "GET", "get", "create", part="/exec"):
+            return refusal
+        if pod is None:
+            return _describe_missing(websocket)
+        if pod["status"]["phase"] != "Running":
+            return _make_status(400, f"pod {pod['metadata']['name']} is not running")
+        return None
 
     def _find(self, request: HTTPConnection) -> Object | None:
         parameters = request.path_params
@@ -257,9 +216,23 @@ class Api:
             parameters["resource"], parameters["namespace"], parameters["name"]
         )
 
-    def _describe_missing(self, request: HTTPConnection) -> JSONResponse:
-        parameters = request.path_params
-        return make_status(404, f'{parameters["resource"]} "{parameters["name"]}" not found')
+
+def _make_status(code: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": _REASONS.get(code, "InternalError"),
+        "code": code,
+    }
+    return JSONResponse(body, code, headers)
+
+
+def _describe_missing(request: HTTPConnection) -> JSONResponse:
+    parameters = request.path_params
+    return _make_status(404, f'{parameters["resource"]} "{parameters["name"]}" not found')
 
 
 def _merge(found: Object, change: Object) -> Object:
@@ -271,13 +244,15 @@ def _merge(found: Object, change: Object) -> Object:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _has_fields(found: Object, selector: str) -> bool:
-    """Returns whether an object has the fields of `a.b=value,...`."""
+def _matches(found: Object, selector: str) -> bool:
+    """Returns whether an object has the values of `a=value,...`. The path of a field has dots."""
     for term in filter(None, selector.split(",")):
         path, _, wanted = term.partition("=")
-        value: object = found
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value: object = found.get(path)
+        if value is None:
+            value = found
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
         if value != wanted:
             return False
     return True

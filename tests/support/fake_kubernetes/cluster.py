@@ -5,25 +5,24 @@ from __future__ import annotations
 import base64
 import re
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import uvicorn
 import yaml
 from processes import wait_until
 
 from .api import Api, Fault
-from .certificates import make_certificates
 from .controllers import Controllers
-from .kubelet import Kubelet, set_condition
-from .objects import Object, Objects, format_time
+from .kubelet import Kubelet
+from .objects import Object, Objects, format_time, set_condition
 from .rbac import Account, read_roles
 
-RBAC = Path(__file__).resolve().parents[3] / "docker" / "kubernetes" / "rbac.yaml"
+_RBAC = Path(__file__).resolve().parents[3] / "docker" / "kubernetes" / "rbac.yaml"
 _TICK_SECONDS = 0.03
 
 
@@ -32,36 +31,30 @@ class KubernetesCluster:
 
     Args:
       folder: for certificates, logs and the folders of pods.
-      namespace: the one that exists.
 
     Attributes:
       accounts: by name: `admin`, who may do everything, and the accounts of the Roles in
         docker/kubernetes/rbac.yaml, `trainyard-airflow` and `trainyard-supervisor`.
     """
 
-    def __init__(self, folder: Path, namespace: str = "training"):
-        self.namespace, self._folder = namespace, folder
+    namespace = "training"
+    """The only one that exists."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
         self.objects = Objects()
         self.controllers = Controllers(self.objects)
         self.kubelet = Kubelet(folder, self.objects, self.controllers.finish)
-        self.accounts = {"admin": Account("admin")}
-        if RBAC.exists():
-            for name, rights in read_roles(RBAC).items():
-                self.accounts[name] = Account(name, rights)
-        self.api = Api(
-            self.objects,
-            {f"token-of-{name}": account for name, account in self.accounts.items()},
-            {namespace},
-            self.controllers.delete,
-            self.kubelet.find_log,
-            self.kubelet.run_command,
-        )
+        rights = {"admin": None} | read_roles(_RBAC)
+        self.accounts = {name: Account(name, found) for name, found in rights.items()}
+        tokens = {f"token-of-{name}": account for name, account in self.accounts.items()}
+        self.api = Api(self.objects, self.namespace, tokens, self.controllers, self.kubelet)
         self._server: uvicorn.Server | None = None
         self._is_over = threading.Event()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._authority, self._certificate, self._key = make_certificates(self._folder)
+        self._certificate, self._key = _make_certificate(self._folder)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
@@ -80,8 +73,7 @@ class KubernetesCluster:
         self._is_over.set()
         self._ticker.join()
         self.stop()
-        for pod in self.objects.list("pods"):
-            self.kubelet.kill(pod)
+        self.reset()
 
     def start(self) -> None:
         """Starts the API server. It has the same address each time."""
@@ -108,23 +100,27 @@ class KubernetesCluster:
             self._thread.join(10)
             self._server = None
 
+    def reset(self) -> None:
+        """Removes all objects at once, ends their processes, and forgets all faults."""
+        self.api.faults.clear()
+        self.api.delay_seconds, self.controllers.admission = 0.0, ""
+        self.kubelet.reset()
+        for resource in ("jobs", "secrets", "services", "networkpolicies", "events", "pods"):
+            for found in self.objects.list(resource):
+                if resource == "pods":
+                    self.kubelet.kill(found)
+                self.objects.remove(resource, found)
+
     def write_kubeconfig(self, account: str = "admin") -> Path:
         """Writes a kubeconfig file for an account. KUBECONFIG names it."""
         file = self._folder / f"kubeconfig-{account}"
-        authority = base64.b64encode(self._authority.read_bytes()).decode()
+        authority = base64.b64encode(self._certificate.read_bytes()).decode()
+        cluster = {"server": self.address, "certificate-authority-data": authority}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
-            "clusters": [
-                {
-                    "name": "fake",
-                    "cluster": {
-                        "server": self.address,
-                        "certificate-authority-data": authority,
-                    },
-                }
-            ],
+            "clusters": [{"name": "fake", "cluster": cluster}],
             "users": [{"name": account, "user": {"token": f"token-of-{account}"}}],
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": account}}],
         }
@@ -134,7 +130,7 @@ class KubernetesCluster:
     def fail(self, request: str, status: int, times: int = 1, **headers: str) -> None:
         """Answers the next requests whose `METHOD PATH` match an expression with a status."""
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.api.faults.append(Fault(re.compile(request), status, names, remaining=times))
+        self.api.faults.append(Fault(re.compile(request), status, names, times))
 
     def get(self, resource: str, name: str) -> Object | None:
         return self.objects.get(resource, self.namespace, name)
@@ -142,72 +138,34 @@ class KubernetesCluster:
     def list_names(self, resource: str) -> list[str]:
         return [found["metadata"]["name"] for found in self.objects.list(resource)]
 
-    def find_pod(self, job: str, phase: str | None = None, seconds: float = 30) -> Object:
-        """The pod of a job, once it is in a phase."""
+    def list_pods(self, job: str) -> list[Object]:
+        """The pods whose names begin with that of a Job."""
+        pods = self.objects.list("pods")
+        return [pod for pod in pods if pod["metadata"]["name"].startswith(f"{job}-")]
 
-        def find() -> Object | None:
-            pods = [
-                pod
-                for pod in self.objects.list("pods")
-                if pod["metadata"]["name"].startswith(f"{job}-")
-                and phase in (None, pod["status"]["phase"])
-            ]
-            return pods[-1] if pods else None
+    def find_pod(self, job: str, phase: str | None = None) -> Object:
+        """The newest pod of a job, once it is in a phase."""
 
-        return wait_until(find, seconds)
+        def find() -> list[Object]:
+            return [p for p in self.list_pods(job) if phase in (None, p["status"]["phase"])]
+
+        return wait_until(find, 30)[-1]
 
     def list_processes(self, job: str) -> list[int]:
         """The living processes of the containers of a job."""
         return [
             process.pid
-            for pod in self.objects.list("pods")
-            if pod["metadata"]["name"].startswith(f"{job}-")
-            for process in self.kubelet.find_processes(pod["metadata"]["uid"])
+            for pod in self.list_pods(job)
+            for process in self.kubelet.find_processes(pod)
         ]
 
     def kill(self, job: str) -> None:
         """Kills all processes of a job's container by signal 9."""
         self.kubelet.kill(self.find_pod(job, "Running"))
 
-    def exhaust_memory(self, job: str) -> None:
-        """The kernel kills the container, which has used more memory than its limit."""
-        self.kubelet.kill(self.find_pod(job, "Running"), "OOMKilled")
-
     def evict(self, job: str) -> None:
-        """The kubelet evicts the pod, because its node runs out of memory. The pod stays."""
-        pod = self.find_pod(job, "Running")
-        message = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 91Mi"
-
-        def change() -> None:
-            self.kubelet.kill(pod)
-            set_condition(pod, "DisruptionTarget", "True", "TerminationByKubelet", message)
-            pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": message}
-
-        self._change(pod, change)
-
-    def preempt(self, job: str, grace_seconds: int = 30) -> None:
-        """The scheduler deletes the pod for another one, which is more important."""
-        pod = self.find_pod(job)
-        message = "default-scheduler: preempting to accommodate a higher priority pod"
-        self._change(
-            pod,
-            lambda: set_condition(
-                pod, "DisruptionTarget", "True", "PreemptionByScheduler", message
-            ),
-        )
-        self.controllers.delete("pods", pod, grace_seconds)
-
-    def drain(self, job: str, grace_seconds: int = 30) -> None:
         """The pod is evicted through the API, as `kubectl drain` does."""
-        pod = self.find_pod(job, "Running")
-        message = "Eviction API: evicting"
-        self._change(
-            pod,
-            lambda: set_condition(
-                pod, "DisruptionTarget", "True", "EvictionByEvictionAPI", message
-            ),
-        )
-        self.controllers.delete("pods", pod, grace_seconds)
+        self._disrupt(self.find_pod(job), "EvictionByEvictionAPI")
 
     def lose_node(self, job: str, is_removed: bool = True) -> None:
         """The pod's node is switched off.
@@ -218,50 +176,40 @@ class KubernetesCluster:
             the pod is deleted after a while, and stays for ever because its node does not answer.
         """
         pod = self.find_pod(job, "Running")
-
-        def change() -> None:
+        with self.objects.lock:
             self.kubelet.lost.add(pod["metadata"]["uid"])
             self.kubelet.kill(pod)
-            set_condition(pod, "Ready", "False", "NodeNotReady", "")
-            reason, message = "DeletionByTaintManager", "Taint manager: deleting due to NoExecute"
+            self._disrupt(pod, "DeletionByPodGC" if is_removed else "DeletionByTaintManager")
             if is_removed:
-                reason, message = "DeletionByPodGC", "PodGC: node no longer exists"
-                pod["status"]["phase"] = "Failed"
-            set_condition(pod, "DisruptionTarget", "True", reason, message)
-            pod["metadata"]["deletionGracePeriodSeconds"] = 30
-            pod["metadata"]["deletionTimestamp"] = format_time(30)
+                self.controllers.finish(pod)
 
-        self._change(pod, change)
-        if is_removed:
-            self.controllers.finish(pod)
-
-    def remove_all(self) -> None:
-        """Removes all objects at once, and ends their processes."""
-        for resource in ("jobs", "secrets", "services", "networkpolicies", "events", "pods"):
-            for found in self.objects.list(resource):
-                if resource == "pods":
-                    self.kubelet.kill(found)
-                self.objects.remove(resource, found)
-
-    def age(self, resource: str, name: str, seconds: float) -> None:
-        """Makes an object older than it is, with all of its conditions."""
-        found = self.get(resource, name)
-
-        def change() -> None:
-            for each in (found["metadata"], *found.get("status", {}).get("conditions", [])):
-                for key in ("creationTimestamp", "lastTransitionTime", "deletionTimestamp"):
-                    if key in each:
-                        each[key] = format_time(-seconds)
-
-        self._change(found, change, resource)
-
-    def _change(self, found: Object, change: Callable[[], Any], resource: str = "pods") -> None:
+    def _disrupt(self, pod: Object, reason: str) -> None:
         with self.objects.lock:
-            change()
-            self.objects.touch(resource, found)
+            set_condition(pod, "DisruptionTarget", "True", reason, "")
+            self.controllers.delete("pods", pod)
+
+    def age_job(self, name: str, seconds: float) -> None:
+        """Makes a Job older than it is."""
+        self.get("jobs", name)["metadata"]["creationTimestamp"] = format_time(-seconds)
 
     def _tick(self) -> None:
         while not self._is_over.is_set():
             self.controllers.tick()
             self.kubelet.tick()
             time.sleep(_TICK_SECONDS)
+
+
+def _make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Makes a certificate that is its own authority, and its key."""
+    certificate, key = folder / "server.pem", folder / "server.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from processes import is_running, query_process
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from processes import kill
 
-from .objects import Object, Objects, format_time
+from pipeline_ops.system.processes import find_processes
+
+from .exec import NEW, OLD
+from .objects import Object, Objects, format_time, has_ended, set_condition
 
 _UID_VARIABLE = "FAKE_POD_UID"
-_V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
-_STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
-
-
-@dataclass
-class Container:
-    """The process of a pod's container, and how its end is reported."""
-
-    process: subprocess.Popen[bytes]
-    reason: str = ""
-    """Instead of `Completed` or `Error`."""
 
 
 class Kubelet:
@@ -45,40 +32,35 @@ class Kubelet:
 
     Attributes:
       unschedulable: why no pod gets this node; "" if all do.
-      pull_errors: messages of the registry, by image.
+      pull_errors: reasons and messages of the registry, by image.
       protocols: those that `exec` speaks, the best one first.
+      lost: the uids of pods on nodes that do not answer.
     """
 
     def __init__(self, folder: Path, objects: Objects, finish: Callable[[Object], None]):
         self._folder, self._objects, self._finish = folder, objects, finish
-        self._containers: dict[str, Container] = {}
-        self._kill_at: dict[str, float] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        """The first process of each container, by the uid of its pod."""
+        self._asked_to_end: dict[str, float] = {}
+        self.lost: set[str] = set()
+        self.reset()
+
+    def reset(self) -> None:
         self.unschedulable = ""
         self.pull_errors: dict[str, tuple[str, str]] = {}
-        self.protocols = [_V5, _V4]
-        self.lost: set[str] = set()
-        """The uids of pods on nodes that do not answer."""
+        self.protocols = [NEW, OLD]
 
     def find_log(self, pod: Object) -> Path:
         return self._folder / f"{pod['metadata']['uid']}.log"
 
-    def find_processes(self, uid: str) -> list[psutil.Process]:
+    def find_processes(self, pod: Object) -> list[psutil.Process]:
         """All living processes of a container, whatever their session."""
-        return [
-            process
-            for process in psutil.process_iter()
-            if query_process(process.environ, gone={}).get(_UID_VARIABLE) == uid
-            and is_running(process)
-        ]
+        return find_processes((_UID_VARIABLE, pod["metadata"]["uid"]))
 
-    def kill(self, pod: Object, reason: str = "") -> None:
-        """Kills all processes of a pod. The reason is that of its container's state."""
-        uid = pod["metadata"]["uid"]
-        if container := self._containers.get(uid):
-            container.reason = reason or container.reason
-        for process in self.find_processes(uid):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    def kill(self, pod: Object) -> None:
+        """Kills all processes of a pod."""
+        for process in self.find_processes(pod):
+            kill(process)
 
     def tick(self) -> None:
         """Brings each pod one step further."""
@@ -88,78 +70,63 @@ class Kubelet:
                     self._advance(pod)
 
     def _advance(self, pod: Object) -> None:
-        metadata, status = pod["metadata"], pod["status"]
-        uid = metadata["uid"]
-        container = self._containers.get(uid)
-        if container and status["phase"] == "Running":
-            code = container.process.poll()
-            if code is not None:
-                self.kill(pod)  # the rest of a pid namespace dies with its first process
-                self._report_end(pod, code)
-        if metadata.get("deletionTimestamp"):
-            self._end(pod)
-        elif status["phase"] == "Pending" and self._schedule(pod) and self._is_startable(pod):
+        process, phase = self._processes.get(pod["metadata"]["uid"]), pod["status"]["phase"]
+        if process and phase == "Running" and process.poll() is not None:
+            self.kill(pod)  # the rest of a pid namespace dies with its first process
+            self._report_end(pod, process.returncode)
+        if "deletionTimestamp" in pod["metadata"]:
+            self._end(pod, process)
+        elif phase == "Pending" and self._schedule(pod) and self._is_startable(pod):
             self._start(pod)
 
     def _schedule(self, pod: Object) -> bool:
-        if pod["spec"].get("nodeName"):
-            return True
-        if self.unschedulable:
-            self._set_condition(pod, "PodScheduled", "False", "Unschedulable", self.unschedulable)
-            return False
-        pod["spec"]["nodeName"] = "node-1"
-        self._set_condition(pod, "PodScheduled", "True")
-        return True
+        if "nodeName" not in pod["spec"]:
+            message = self.unschedulable
+            status, reason = ("False", "Unschedulable") if message else ("True", "")
+            set_condition(pod, "PodScheduled", status, reason, message)
+            if not message:
+                pod["spec"]["nodeName"] = "node-1"
+            self._objects.record("pods", pod)
+        return "nodeName" in pod["spec"]
 
     def _is_startable(self, pod: Object) -> bool:
-        spec = pod["spec"]["containers"][0]
-        if spec["image"] in self.pull_errors:
-            reason, message = self.pull_errors[spec["image"]]
-            self._set_waiting(pod, reason, message)
-            return False
-        for source in spec.get("envFrom") or []:
-            name = source["secretRef"]["name"]
-            if self._objects.get("secrets", pod["metadata"]["namespace"], name) is None:
-                self._set_waiting(pod, "CreateContainerConfigError", f'secret "{name}" not found')
-                return False
-        return True
+        container, reason, message = pod["spec"]["containers"][0], "", ""
+        if container["image"] in self.pull_errors:
+            reason, message = self.pull_errors[container["image"]]
+        for name, secret in self._find_secrets(pod).items():
+            if secret is None:
+                reason, message = "CreateContainerConfigError", f'secret "{name}" not found'
+        if reason:
+            self._set_state(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
+        return not reason
 
     def _start(self, pod: Object) -> None:
-        spec, uid = pod["spec"]["containers"][0], pod["metadata"]["uid"]
         with open(self.find_log(pod), "ab") as log:
-            try:
-                process = subprocess.Popen(
-                    spec["command"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self.build_environment(pod),
-                    cwd="/",
-                    start_new_session=True,
-                )
-            except OSError as error:
-                state = {"exitCode": 128, "reason": "StartError", "message": str(error)}
-                self._set_state(pod, "Failed", {"terminated": state})
-                return
-        self._containers[uid] = Container(process)
+            self._processes[pod["metadata"]["uid"]] = subprocess.Popen(
+                pod["spec"]["containers"][0]["command"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.build_environment(pod),
+                cwd="/",
+                start_new_session=True,
+            )
         self._set_state(pod, "Running", {"running": {"startedAt": format_time()}})
 
     def build_environment(self, pod: Object) -> dict[str, str]:
         """The variables of a container. Paths of its own folders are those on this machine."""
-        spec, metadata = pod["spec"]["containers"][0], pod["metadata"]
-        found: dict[str, str] = {}
-        for source in spec.get("envFrom") or []:
-            name = source["secretRef"]["name"]
-            secret = self._objects.get("secrets", metadata["namespace"], name)
-            for key, value in (secret or {}).get("data", {}).items():
-                found[key] = base64.b64decode(value).decode()
-        found |= {variable["name"]: variable["value"] for variable in spec.get("env") or []}
-        own = {
-            mount["mountPath"]: self._folder / metadata["uid"] / mount["name"]
-            for mount in spec.get("volumeMounts") or []
-            if any(v["name"] == mount["name"] and "emptyDir" in v for v in pod["spec"]["volumes"])
+        container, uid = pod["spec"]["containers"][0], pod["metadata"]["uid"]
+        found = {
+            key: base64.b64decode(value).decode()
+            for secret in self._find_secrets(pod).values()
+            for key, value in secret["data"].items()
         }
-        for path, folder in own.items():
+        found |= {variable["name"]: variable["value"] for variable in container["env"]}
+        own = {volume["name"] for volume in pod["spec"]["volumes"] if "emptyDir" in volume}
+        for mount in container["volumeMounts"]:
+            if mount["name"] not in own:
+                continue
+            path, folder = mount["mountPath"], self._folder / uid / mount["name"]
             folder.mkdir(parents=True, exist_ok=True)
             for name, value in found.items():
                 # A test's own folder may well be below this machine's /tmp.
@@ -167,35 +134,35 @@ class Kubelet:
                     found[name] = str(folder) + value.removeprefix(path)
         return {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
-            "HOSTNAME": metadata["name"],
-            _UID_VARIABLE: metadata["uid"],
+            "HOSTNAME": pod["metadata"]["name"],
+            _UID_VARIABLE: uid,
         } | found
 
-    def _end(self, pod: Object) -> None:
+    def _find_secrets(self, pod: Object) -> dict[str, Object | None]:
+        """The Secrets with variables, by name. None for one that is missing."""
+        names = [each["secretRef"]["name"] for each in pod["spec"]["containers"][0]["envFrom"]]
+        namespace = pod["metadata"]["namespace"]
+        return {name: self._objects.get("secrets", namespace, name) for name in names}
+
+    def _end(self, pod: Object, process: subprocess.Popen[bytes] | None) -> None:
         """Ends a deleted pod: SIGTERM to its first process, SIGKILL to all, then it is gone."""
-        uid, container = pod["metadata"]["uid"], self._containers.get(pod["metadata"]["uid"])
-        if container is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
-            if container is None and pod["status"]["phase"] == "Pending":
-                pod["status"]["phase"] = "Failed"
+        uid = pod["metadata"]["uid"]
+        if process is None or has_ended(pod):
             self._finish(pod)
             return
-        if uid not in self._kill_at:
-            container.process.send_signal(signal.SIGTERM)
-        grace_seconds = pod["metadata"].get("deletionGracePeriodSeconds", 30)
-        began = self._kill_at.setdefault(uid, time.monotonic())
-        if time.monotonic() - began > grace_seconds:
+        if uid not in self._asked_to_end:
+            process.send_signal(signal.SIGTERM)
+        began = self._asked_to_end.setdefault(uid, time.monotonic())
+        if time.monotonic() - began > pod["metadata"]["deletionGracePeriodSeconds"]:
             self.kill(pod)
 
     def _report_end(self, pod: Object, code: int) -> None:
-        container = self._containers[pod["metadata"]["uid"]]
         exit_code = 128 - code if code < 0 else code
-        reason = container.reason or ("Completed" if exit_code == 0 else "Error")
-        state = {"exitCode": exit_code, "reason": reason, "finishedAt": format_time()}
-        phase = "Succeeded" if exit_code == 0 else "Failed"
-        self._set_state(pod, phase, {"terminated": state})
-
-    def _set_waiting(self, pod: Object, reason: str, message: str) -> None:
-        self._set_state(pod, "Pending", {"waiting": {"reason": reason, "message": message}})
+        state = {"exitCode": exit_code, "reason": "Error", "finishedAt": format_time()}
+        if exit_code:
+            self._set_state(pod, "Failed", {"terminated": state})
+        else:
+            self._set_state(pod, "Succeeded", {"terminated": state | {"reason": "Completed"}})
 
     def _set_state(self, pod: Object, phase: str, state: Object) -> None:
         container = pod["spec"]["containers"][0]
@@ -207,79 +174,5 @@ class Kubelet:
             "restartCount": 0,
             "state": state,
         }
-        wanted = {"phase": phase, "containerStatuses": [shown]}
-        if {key: pod["status"].get(key) for key in wanted} != wanted:
-            pod["status"] |= wanted
-            self._objects.touch("pods", pod)
-
-    def _set_condition(
-        self, pod: Object, kind: str, status: str, reason: str = "", message: str = ""
-    ) -> None:
-        set_condition(pod, kind, status, reason, message)
-        self._objects.touch("pods", pod)
-
-    async def run_command(self, websocket: WebSocket, pod: Object) -> None:
-        """Carries `exec` over a websocket."""
-        offered = websocket.scope["subprotocols"]
-        protocol = next(each for each in self.protocols if each in offered)
-        if pod["status"]["phase"] != "Running":
-            await websocket.send_denial_response(_refuse_exec(pod))
-            return
-        await websocket.accept(protocol)
-        process = await asyncio.create_subprocess_exec(
-            *websocket.query_params.getlist("command"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self.build_environment(pod),
-            cwd="/",
-        )
-        incoming = asyncio.create_task(_feed(websocket, process))
-        await asyncio.gather(
-            _pump(websocket, process.stdout, _STDOUT), _pump(websocket, process.stderr, _STDERR)
-        )
-        code = await process.wait()
-        incoming.cancel()
-        status: Object = {"metadata": {}, "status": "Success"}
-        if code:
-            causes = [{"reason": "ExitCode", "message": str(128 - code if code < 0 else code)}]
-            status = {
-                "metadata": {},
-                "status": "Failure",
-                "reason": "NonZeroExitCode",
-                "message": "command terminated with non-zero exit code",
-                "details": {"causes": causes},
-            }
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-            await websocket.send_bytes(bytes([_ERROR]) + json.dumps(status).encode())
-            await websocket.close()
-
-
-def set_condition(found: Object, kind: str, status: str, reason: str, message: str) -> None:
-    conditions = [each for each in found["status"].get("conditions", []) if each["type"] != kind]
-    condition = {"type": kind, "status": status, "lastTransitionTime": format_time()}
-    condition |= {key: value for key, value in (("reason", reason), ("message", message)) if value}
-    found["status"]["conditions"] = [*conditions, condition]
-
-
-def _refuse_exec(pod: Object):
-    from .api import make_status
-
-    return make_status(400, f"pod {pod['metadata']['name']} is not running")
-
-
-async def _feed(websocket: WebSocket, process: asyncio.subprocess.Process) -> None:
-    """Passes the input on. It ends with its channel, or with the connection."""
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError, ConnectionError):
-        while data := await websocket.receive_bytes():
-            if data[0] == _CLOSE:
-                break
-            process.stdin.write(data[1:])
-            await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _pump(websocket: WebSocket, output: asyncio.StreamReader, channel: int) -> None:
-    while data := await output.read(32 << 10):
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-            await websocket.send_bytes(bytes([channel]) + data)
+        pod["status"] |= {"phase": phase, "containerStatuses": [shown]}
+        self._objects.record("pods", pod)

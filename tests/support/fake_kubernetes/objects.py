@@ -6,12 +6,9 @@ import copy
 import datetime
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 Object = dict[str, Any]
-Key = tuple[str, str, str]
-"""Resource, namespace and name."""
 
 
 def format_time(seconds_from_now: float = 0.0) -> str:
@@ -21,18 +18,17 @@ def format_time(seconds_from_now: float = 0.0) -> str:
 
 
 class Objects:
-    """A store with optimistic locking, as etcd is for Kubernetes.
+    """What etcd is for Kubernetes.
 
     Attributes:
       lock: held while an object changes.
-      events: all versions of all objects, with the resource and the kind of the change.
+      versions: all versions of all objects, each with its resource.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.version = 1
-        self._objects: dict[Key, Object] = {}
-        self.events: list[tuple[int, str, Object]] = []
+        self.versions: list[tuple[str, Object]] = []
+        self._objects: dict[tuple[str, str, str], Object] = {}
 
     def add(self, resource: str, namespace: str, body: Object) -> Object | None:
         """Adds an object. None if there is one of that name."""
@@ -47,7 +43,7 @@ class Objects:
                 "creationTimestamp": format_time(),
             }
             self._objects[key] = found
-            self.touch(resource, found, "ADDED")
+            self.record(resource, found)
             return found
 
     def get(self, resource: str, namespace: str, name: str) -> Object | None:
@@ -61,35 +57,32 @@ class Objects:
                 if kind == resource and namespace in (None, place)
             ]
 
-    def remove(self, resource: str, found: Object) -> None:
+    def list_orphans(self) -> list[tuple[str, Object]]:
+        """The objects whose owner is gone, with their resources."""
         with self.lock:
-            metadata = found["metadata"]
-            if self._objects.pop((resource, metadata["namespace"], metadata["name"]), None):
-                self.touch(resource, found, "DELETED")
-
-    def touch(self, resource: str, found: Object, event: str = "MODIFIED") -> None:
-        """Gives a changed object its new version."""
-        with self.lock:
-            self.version += 1
-            found["metadata"]["resourceVersion"] = str(self.version)
-            copied = copy.deepcopy(found)
-            self.events.append((self.version, resource, {"type": event, "object": copied}))
-
-    def owners(self) -> Iterator[str]:
-        return (found["metadata"]["uid"] for found in list(self._objects.values()))
-
-    def owned(self) -> list[tuple[str, Object]]:
-        """The objects that name an owner."""
-        with self.lock:
+            alive = {found["metadata"]["uid"] for found in self._objects.values()}
             return [
                 (key[0], found)
                 for key, found in self._objects.items()
-                if found["metadata"].get("ownerReferences")
+                if any(o["uid"] not in alive for o in found["metadata"].get("ownerReferences", []))
             ]
 
+    def remove(self, resource: str, found: Object) -> None:
+        metadata = found["metadata"]
+        with self.lock:
+            self._objects.pop((resource, metadata["namespace"], metadata["name"]), None)
 
-def matches(found: Object, selector: str) -> bool:
-    """Returns whether labels match a selector of equalities."""
-    labels = found["metadata"].get("labels") or {}
-    terms = [term.partition("=") for term in selector.split(",") if term]
-    return all(labels.get(key) == value.removeprefix("=") for key, _, value in terms)
+    def record(self, resource: str, found: Object) -> None:
+        """Keeps the version that an object has after a change."""
+        self.versions.append((resource, copy.deepcopy(found)))
+
+
+def set_condition(found: Object, kind: str, status: str, reason: str, message: str) -> None:
+    conditions = [each for each in found["status"].get("conditions", []) if each["type"] != kind]
+    condition = {"type": kind, "status": status, "lastTransitionTime": format_time()}
+    condition |= {key: value for key, value in (("reason", reason), ("message", message)) if value}
+    found["status"]["conditions"] = [*conditions, condition]
+
+
+def has_ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.hosts import IMAGE
+from fake_kubernetes.hosts import HOSTS
 from launch.network import Network, why_not
 from small_disks import mount_small_disk
 
@@ -342,9 +342,7 @@ class TestKubernetes:
     def pods(self, doctor):
         doctor.set("storage", root=str(doctor.folder / "root"))
         volume = {"claim": "root", "mount": str(doctor.folder)}
-        pods = {"launcher": "kubernetes", "image": IMAGE, "namespace": "training"}
-        code = {"python": sys.executable, "code": str(CODE_ROOT)}
-        return pods | code | {"volumes": [volume]}
+        return HOSTS | {"volumes": [volume]}
 
     def test_the_roles_in_rbac_yaml_are_enough(self, doctor, cluster, pods):
         doctor.run_on(pods)

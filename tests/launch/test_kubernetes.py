@@ -8,29 +8,21 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 from fake_kubernetes import KubernetesCluster
+from fake_kubernetes.hosts import HOSTS, IMAGE, make_hosts
 from gangs import run_gang
 from launch.on_bucket import bucket_jobs, upload_dataset
 from launch.running import QUICK, config_with_hosts, make_agent_spec, wait_until
 
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
-from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.places.kubernetes import KubernetesHosts, KubernetesLauncher, build_manifests
 
-HERE = {
-    "launcher": "kubernetes",
-    "image": "registry.example/trainyard:1",
-    "namespace": "training",
-    "python": sys.executable,
-    "code": str(CODE_ROOT),
-}
 FULL = {
     "launcher": "kubernetes",
     "image": "registry.example/trainyard:1",
@@ -66,8 +58,7 @@ def account(cluster, monkeypatch):
 @pytest.fixture
 def make_launcher(account):
     def make(**changes: object) -> KubernetesLauncher:
-        hosts = KubernetesHosts.model_validate(HERE | changes)
-        return KubernetesLauncher(hosts, "gang", "/run", 3600)
+        return KubernetesLauncher(make_hosts(**changes), "gang", "/run", 3600)
 
     return make
 
@@ -142,7 +133,7 @@ def test_what_a_killed_supervisor_leaves_goes_with_its_job(cluster, make_launche
 
 
 def test_a_gang_whose_image_does_not_exist_ends_at_once(cluster, make_launcher):
-    cluster.kubelet.pull_errors[HERE["image"]] = ("ErrImagePull", "manifest unknown")
+    cluster.kubelet.pull_errors[IMAGE] = ("ErrImagePull", "manifest unknown")
     with pytest.raises(ConfigError, match="manifest unknown"):
         make_launcher().allocate(check)
     assert cluster.list_names("jobs") == []
@@ -201,7 +192,7 @@ def test_two_workers_that_share_only_a_bucket_survive_the_kill_of_their_pod(
     """It is deleted after the training. The access to the bucket goes through the pipe."""
     root = make_root("s3")
     manifest = upload_dataset(dataset, root.uri)
-    with bucket_jobs(tmp_path, root.uri, manifest, HERE | {"workers_per_pod": 2}) as start:
+    with bucket_jobs(tmp_path, root.uri, manifest, HOSTS | {"workers_per_pod": 2}) as start:
         job = start(is_held=True, train__workers=2, train__epochs=3)
         job.wait_until_held()
         [name] = [name for name in cluster.list_names("jobs") if name.startswith("trainyard-")]
@@ -238,7 +229,7 @@ def test_a_gang_trains_on_while_each_answer_of_the_api_takes_twenty_seconds(
         **QUICK | {"train__hosts": None, "train__workers": 2, "train__heartbeat_timeout_seconds": 5}
     )
     folder, hold = job.attempt.folder, job.attempt.folder / "hold"
-    hosts = KubernetesHosts.model_validate(HERE | {"pods": 3, "network": "trusted"})
+    hosts = make_hosts(pods=3, network="trusted")
     launcher = NearbyLauncher(hosts, "gang", str(folder), 3600)
     pool = HostPool(launcher, make_agent_spec(folder, silence_timeout_seconds=5))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_kubernetes import KubernetesCluster
-from fake_kubernetes.hosts import IMAGE
+from fake_kubernetes.hosts import HOSTS
 from launch import cluster as slurm
 from launch import network
 from placed_job import PlacedJob
@@ -99,14 +99,7 @@ class Kubernetes(Kind):
     def __init__(self, folder: Path, cluster: KubernetesCluster):
         super().__init__(folder)
         self._cluster = cluster
-        self.hosts = {
-            "launcher": "kubernetes",
-            "image": IMAGE,
-            "namespace": "training",
-            "python": sys.executable,
-            "code": MODULE_PATH,
-            "volumes": [{"claim": "root", "mount": str(folder)}],
-        }
+        self.hosts = HOSTS | {"volumes": [{"claim": "root", "mount": str(folder)}]}
 
     def lose_host(self, job: KindJob) -> None:
         self._cluster.lose_node(name_job(job.attempt), is_removed=True)

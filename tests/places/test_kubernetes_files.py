@@ -10,7 +10,7 @@ import pytest
 import yaml
 from engines.fetch import RUNNER
 from fake_kubernetes.rbac import Right, read_roles
-from fake_kubernetes.validation import SCHEMA, make_validator, validate
+from fake_kubernetes.validation import find_schema_problems, validate
 
 from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.contract.source_code import CODE_ROOT
@@ -219,8 +219,7 @@ def test_the_sidecar_of_flink_is_a_valid_container():
     pod = {"apiVersion": "v1", "kind": "Pod"} | manager["podTemplate"]
     for container in pod["spec"]["containers"]:
         container.setdefault("image", "flink")
-    schema = {"$defs": SCHEMA["$defs"], "$ref": "#/$defs/Pod"}
-    make_validator(schema).validate(pod)
+    assert find_schema_problems(pod) == []
     [worker] = [one for one in pod["spec"]["containers"] if one["name"] == "beam-worker"]
     dockerfile = (CODE_ROOT / "docker" / "beam-worker.Dockerfile").read_text()
     port = worker["ports"][0]["containerPort"]

@@ -11,17 +11,15 @@ from pipeline_ops.places.kubernetes import KubernetesHosts
 
 SUPPORT = Path(__file__).resolve().parents[1]
 IMAGE = f"registry.example/trainyard-jobs@sha256:{'0' * 64}"
+HOSTS = {
+    "launcher": "kubernetes",
+    "image": IMAGE,
+    "namespace": "training",
+    "python": sys.executable,
+    "code": os.pathsep.join([str(CODE_ROOT), str(SUPPORT)]),
+}
+"""A pod has the interpreter and the code of the tests."""
 
 
 def make_hosts(**values: object) -> KubernetesHosts:
-    """The hosts file of a pod that runs the interpreter and the code of the tests."""
-    return KubernetesHosts.model_validate(
-        {
-            "launcher": "kubernetes",
-            "image": IMAGE,
-            "namespace": "training",
-            "python": sys.executable,
-            "code": os.pathsep.join([str(CODE_ROOT), str(SUPPORT)]),
-        }
-        | values
-    )
+    return KubernetesHosts.model_validate(HOSTS | values)

@@ -9,30 +9,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCHEMA = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())
+_SCHEMAS = json.loads((Path(__file__).parent / "kubernetes-v1.34.json").read_text())["$defs"]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
-def make_validator(schema: dict[str, Any], draft: str = "Draft202012Validator") -> Any:
-    """A validator of jsonschema, whose import takes seconds."""
-    import jsonschema
-
-    return getattr(jsonschema, draft)(schema)
-
-
 def validate(body: dict[str, Any]) -> list[str]:
     """The problems of an object, as the API server reports them."""
+    return find_schema_problems(body) or list(_check(body))
+
+
+def find_schema_problems(body: dict[str, Any]) -> list[str]:
+    """The problems of an object by the published schema alone."""
+    from jsonschema import Draft202012Validator  # the import takes seconds
+
     kind = body.get("kind")
-    if kind not in SCHEMA["$defs"]:
+    if kind not in _SCHEMAS:
         return [f'no kind "{kind}" is registered']
-    schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{kind}"}
-    problems = [
-        f"{error.json_path}: {error.message}" for error in make_validator(schema).iter_errors(body)
-    ]
-    return problems or list(_check(body))
+    validator = Draft202012Validator({"$defs": _SCHEMAS, "$ref": f"#/$defs/{kind}"})
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(body)]
 
 
 def _check(body: dict[str, Any]) -> Iterator[str]:

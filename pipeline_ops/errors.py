@@ -3,6 +3,7 @@
     TrainyardError
     ├── ConfigError     the author of the YAML must act       exit 78, never retried
     ├── DataError       the owner of the data must act        exit 65, never retried
+    ├── OutOfDate       another version came into service     exit 5, never retried
     ├── MachineError    no action: another try may succeed    exit 75, retried
     ├── Pruned          the search gave the trial up          exit 4, never retried
     └── Cancelled       a user or the scheduler stopped it    exit 143, never retried
@@ -25,6 +26,7 @@ class ExitCode(enum.IntEnum):
     SUCCESS = 0
     GATE_NOT_PASSED = 3
     PRUNED = 4
+    OUT_OF_DATE = 5
     DATA = 65
     BUG = 70
     RETRY = 75
@@ -82,6 +84,12 @@ class DataError(TrainyardError):
     exit_code = ExitCode.DATA
 
 
+class OutOfDate(TrainyardError):
+    """The version in service is not the one that a version was compared with."""
+
+    exit_code = ExitCode.OUT_OF_DATE
+
+
 class MachineError(TrainyardError):
     """A process, a host, a disk or a network failed. A retry may succeed."""
 
@@ -107,6 +115,7 @@ class Cancelled(TrainyardError):
 def make_error(exit_code: int, message: str) -> TrainyardError:
     """The error for another process's exit code and message."""
     kinds: dict[int, type[TrainyardError]] = {
-        kind.exit_code: kind for kind in (ConfigError, DataError, MachineError, Cancelled)
+        kind.exit_code: kind
+        for kind in (ConfigError, DataError, OutOfDate, MachineError, Cancelled)
     }
     return kinds.get(exit_code, TrainyardError)(message)

@@ -17,10 +17,10 @@ from test_names import ROOT, module_name
 
 LIMITS = {
     "pipeline_ops.orchestration.dags:make_dags": 105,
-    "pipeline_ops.orchestration.tasks:JobOperator.execute": 130,
+    "pipeline_ops.orchestration.tasks:JobOperator.execute": 150,
     "pipeline_ops.config.run_conf:apply_conf": 20,
 }
-"""Lower them with the code. Raise one for a reason only."""
+"""Lower them with the code. Raise one for a reason only: `execute` also tells how a run ended."""
 
 
 class Function(NamedTuple):

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from pipeline_ops.contract.outcome import is_ending_event
 from pipeline_ops.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
@@ -132,6 +133,14 @@ class AirflowApi:
     def fail_run(self, dag: str, run_id: str) -> None:
         """Marks a run failed, which ends its tasks."""
         self._call("PATCH", _make_run_path(dag, run_id), {"state": "failed"})
+
+    def find_canceller(self, dag: str, run_id: str) -> str:
+        """Returns the user who has marked a run or one of its tasks failed, or "" if nobody has."""
+        query = urlencode({"dag_id": dag, "run_id": run_id, "order_by": "-when", "limit": 50})
+        for entry in self._call("GET", f"/api/v2/eventLogs?{query}")["event_logs"]:
+            if is_ending_event(entry["event"], entry["extra"]):
+                return str(entry["owner"])
+        return ""
 
     def _call(
         self, method: str, path: str, body: Any = None, accepted: int | None = None

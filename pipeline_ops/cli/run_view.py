@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
-from pipeline_ops.contract.layout import TRIAL, Attempt, Layout, format_trial_name
+from pipeline_ops.contract.layout import APPROVE, TRIAL, Attempt, Layout, format_trial_name
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
 from pipeline_ops.contract.results import compare_with_baseline, format_figure
 from pipeline_ops.contract.task_record import TaskRecord, read_record
-from pipeline_ops.planning.job_kinds import APPROVE
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -57,12 +56,13 @@ class TaskStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """A snapshot of one run. `seconds` counts from its trigger."""
+    """A snapshot of one run. `seconds` counts from its trigger. `started` is in Unix time."""
 
     run_id: str
     state: str
     seconds: float
     tasks: tuple[TaskStatus, ...]
+    started: float | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -99,7 +99,14 @@ class RunMonitor:
             for name, task in self._tasks.items()
             if name in self._instances or not name.startswith(TRIAL)
         )
-        return RunStatus(self._run_id, self._run["state"], end - self._triggered, tasks)
+        started = self._run.get("start_date")
+        return RunStatus(
+            self._run_id,
+            self._run["state"],
+            end - self._triggered,
+            tasks,
+            parse_timestamp(started) if started else None,
+        )
 
     def _refresh(self) -> None:
         instances = self._api.tasks(self._dag, self._run_id)
@@ -169,6 +176,11 @@ _STYLES = {
     "deferred": "yellow",
     "up_for_retry": "magenta",
     "skipped": "blue",
+}
+_OUTCOME_STYLES: dict[str, str] = {
+    "published": "bold green",
+    "unchanged": "bold cyan",
+    **dict.fromkeys(("not_in_service", "refused", "rejected", "unanswered"), "bold blue"),
 }
 _WAITING = "waiting"
 _DEFAULT_WIDTH = 160
@@ -254,7 +266,11 @@ def _format_state(task: TaskStatus) -> str:
 
 
 def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -> None:
-    """Prints the tasks, the metrics, the gate, and the locations of model and report."""
+    """Prints the outcome, the tasks, the metrics, the gate, and where model and report are."""
+    outcome = summary["outcome"]
+    console.print(outcome["sentence"], style=_OUTCOME_STYLES.get(outcome["kind"], "red"))
+    if outcome["next_step"]:
+        console.print(outcome["next_step"])
     console.print(_build_result_table(run), soft_wrap=False)
     dataset, search, model = summary["dataset"], summary["search"], summary["model"]
     if rejected := dataset["rejected"]:

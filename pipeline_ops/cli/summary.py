@@ -12,8 +12,9 @@ from typing import Any
 from pipeline_ops.cli.run_view import RunStatus, TaskStatus
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.contract.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
-from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.layout import TRIAL, Layout
 from pipeline_ops.contract.manifest import WARM_START, Manifest, find_file, read_manifest
+from pipeline_ops.contract.outcome import RunOutcome, find_failed, find_outcome
 from pipeline_ops.contract.results import (
     PREDICTIONS,
     EvaluationFigures,
@@ -27,8 +28,8 @@ from pipeline_ops.storage.open_store import open_near
 from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
-def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
-    """Summarizes a run. Raises DataError if a manifest that a task left is gone."""
+def summarize_run(config: PipelineConfig, run: RunStatus, ended_by: str = "") -> dict[str, Any]:
+    """Summarizes a run, which a user may have ended. Raises DataError if a manifest is gone."""
     paths = {
         task.name: open_near(config.root, uri) if (uri := _get_manifest_uri(task)) else None
         for task in run.tasks
@@ -43,6 +44,7 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
         "run_id": run.run_id,
         "state": run.state,
         "seconds": round(run.seconds, 3),
+        "outcome": _find_outcome(config, run, ended_by).model_dump(mode="json"),
         "tasks": {
             task.name: {
                 "state": task.state or None,
@@ -66,6 +68,19 @@ def summarize_run(config: PipelineConfig, run: RunStatus) -> dict[str, Any]:
         "predictions": predictions and str(predictions),
         "store": dataclasses.asdict(sum(usages, StoreUsage())),
     }
+
+
+def _find_outcome(config: PipelineConfig, run: RunStatus, ended_by: str) -> RunOutcome:
+    own = [task for task in run.tasks if not task.name.startswith(TRIAL)]
+    return find_outcome(
+        Layout(config.root, config.pipeline),
+        run.run_id,
+        run.started,
+        {task.name: task.tries for task in own},
+        is_finished=run.is_finished,
+        failed=find_failed({task.name: task.state for task in own}, run.state),
+        ended_by=ended_by,
+    )
 
 
 def _get_manifest_uri(task: TaskStatus) -> str | None:

@@ -9,6 +9,7 @@
     .<fingerprint>.used             written whenever a run decides to use the artifact
 <root>/runs/<pipeline>/<run id>/
     <task>.json                     how a task of the run ended
+    summary.json                    how the run ended (`contract/outcome.py`)
     trials.json                     how the trials of a search ended
     examples.png                    training examples, drawn by `trainyard run`
     <task>/attempt-<id>/            request, status, progress and logs of one job process
@@ -34,9 +35,11 @@ from pipeline_ops.contract.manifest import NAME, Input, Manifest, read_manifest
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.store_path import StorePath
 
-REQUEST = "request.json"
+REQUEST, SUMMARY = "request.json", "summary.json"
 TRIAL = "trial-"
 """The beginning of the name of each trial."""
+APPROVE = "approve"
+"""The id of the task that asks a person before export, if the config has `evaluate.approval`."""
 _ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
 _ARTIFACT_URI = re.compile(
     rf"(?:(?:.*[^/])?/)?artifacts/([a-z0-9][a-z0-9_-]{{0,62}})/([a-z]+)/([0-9a-f]{{32}})/{re.escape(NAME)}"
@@ -81,6 +84,9 @@ class Layout:
 
     def task_record(self, run_id: str, task: str) -> StorePath:
         return self.run_folder(run_id) / f"{task}.json"
+
+    def run_summary(self, run_id: str) -> StorePath:
+        return self.run_folder(run_id) / SUMMARY
 
     def attempts(self, run_id: str, task: str) -> StorePath:
         return self.run_folder(run_id) / task

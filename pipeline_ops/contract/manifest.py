@@ -10,6 +10,7 @@ are opened without following links.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import itertools
 import os
 from collections.abc import Iterable
@@ -109,6 +110,20 @@ class Input(JsonModel):
     digest: str
 
 
+class Maker(JsonModel):
+    """The run that has made an artifact, and when."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str = Field(max_length=1000)
+    time: dt.datetime
+
+    @classmethod
+    def of(cls, run_id: str) -> Maker:
+        """Returns the run as the maker at the present time."""
+        return cls(run_id=run_id, time=dt.datetime.now(dt.UTC))
+
+
 class Manifest(JsonModel):
     """The description of an artifact: its identity, its inputs and its results.
 
@@ -125,6 +140,8 @@ class Manifest(JsonModel):
     seeds: dict[str, int] = {}
     files: list[ManifestFile] = Field(max_length=MAX_FILES)
     figures: dict[str, Any] = {}
+    made_by: Maker | None = None
+    """Not part of the digest. Artifacts from before this field have none."""
 
     @model_validator(mode="after")
     def _validate_paths(self) -> Manifest:

@@ -477,3 +477,5 @@ class ModelFigures(Figures):
     files: FileFigures | None = None
     """Versions that were published before this check have none."""
     contents: str = ""
+    not_in_service: str = ""
+    """In the export's artifact: why the version was not put in service, or ""."""

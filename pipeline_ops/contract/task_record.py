@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline_ops.contract.layout import Layout, parse_artifact_uri
-from pipeline_ops.contract.manifest import find_file, read_manifest
+from pipeline_ops.contract.manifest import Maker, find_file, read_manifest
 from pipeline_ops.contract.results import REPORT
 from pipeline_ops.storage.local_files import format_json
 from pipeline_ops.storage.parsing import read_json_as
@@ -31,8 +31,19 @@ class TaskRecord(BaseModel):
     attempt: str | None = Field(None, max_length=8192)
     """The folder of the last job process, if one was started."""
     exit_code: int | None = Field(None, ge=-1000, le=1000)
+    made_by: Maker | None = None
+    """The run whose result was found, if `cached`."""
+    unpublished: Literal["refused", "rejected", "unanswered"] | None = None
+    """For export: why it was skipped."""
+    rejected_by: str = ""
+    try_number: int | None = None
+    """Airflow's number of the try. None if another task has written the record."""
     store: StoreUsage = StoreUsage()
     """The requests of the task and of its job to a bucket, without those of the triggerer."""
+
+    def is_of_try(self, number: int | None) -> bool:
+        """Returns whether it is the record of a task's try, as far as the number is known."""
+        return None in (number, self.try_number) or number == self.try_number
 
 
 def write_record(path: StorePath, record: TaskRecord) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pipeline_ops.config.export import Export
 from pipeline_ops.contract.dataset import is_shard
 from pipeline_ops.contract.manifest import (
+    Maker,
     Manifest,
     check_files,
     list_files,
@@ -64,8 +65,8 @@ from pipeline_ops.storage.open_store import open_path
 def export(job: Job) -> ExitCode:
     """Publishes, promotes, and writes an artifact that names the version.
 
-    Raises DataError if the challenger may not be published, or if another model was put in service
-    during the export. In the second case the version exists, but is not in service.
+    Raises DataError if the challenger may not be published, and OutOfDate if another model was put
+    in service during the export. In the second case the version exists, but is not in service.
     """
     request, progress = job.request, job.progress
     config, model = Export.model_validate(request.config), _read_trained_model(request)
@@ -82,15 +83,17 @@ def export(job: Job) -> ExitCode:
     progress.report("publish", message="; ".join(checks))
     version = registry.publish(model.training.digest, staged.write, staged.contents_digest)
     version.fetch()  # compares what was published with its manifest
-    outcome = _promote(registry, version, request, model.evaluation)
-    progress.report("promote", message=outcome)
+    not_in_service = _promote(registry, version, request, model.evaluation)
+    state = f"is not in service: {not_in_service}" if not_in_service else "is in service"
+    progress.report("promote", message=f"version {version.number} {state}")
     if keep := config.keep_versions:
         retired = registry.retire(keep, f"export.keep_versions is {keep}")
         if retired:
             progress.report("retire", message=f"removed version {', '.join(map(str, retired))}")
     with job.artifact() as draft:
         figures = staged.build_figures(version.number)
-        _write_report(draft.folder, model, figures, outcome)
+        figures = figures.model_copy(update={"not_in_service": not_in_service})
+        _write_report(draft.folder, model, figures)
         draft.figures = figures.model_dump(mode="json")
     return ExitCode.SUCCESS
 
@@ -200,6 +203,7 @@ class _StagedVersion:
                 inputs=request.inputs,
                 files=files,
                 figures=self.build_figures(number).model_dump(mode="json"),
+                made_by=Maker.of(request.run_id),
             ),
         )
 
@@ -240,13 +244,13 @@ def _stage_version(job: Job, config: Export, model: _TrainedModel) -> _StagedVer
 def _promote(
     registry: Registry, version: Version, request: Request, evaluation: EvaluationFigures
 ) -> str:
-    """Puts the version in service. Returns the outcome as a text for people.
+    """Puts the version in service. Returns "", or why it stays out of service.
 
     A version stays out of service if it was in service before and has been replaced.
     """
     champion = registry.find_champion()
     if champion and champion.number == version.number:
-        return f"version {version.number} is already in service"
+        return ""
     same_model_versions = {
         each.number for each in registry.find_by_training(request.inputs["train"].digest)
     }
@@ -255,9 +259,8 @@ def _promote(
         expected = champion.number
     elif champion and (earlier := registry.find_earlier_services(same_model_versions)):
         return (
-            f"version {earlier[-1]} was in service before "
-            f"and was replaced by version {champion.number}. "
-            "A person may put it in service again, a run does not"
+            f"this model was in service before, as version {earlier[-1]}, and was replaced by "
+            f"version {champion.number}. A person may put it in service again, a run does not"
         )
     reason = (
         f"run {request.run_id} of {request.pipeline}: "
@@ -266,10 +269,10 @@ def _promote(
     shared_with = Export.model_validate(request.config).shared_with
     check = functools.partial(check_origin, pipeline=request.pipeline, shared_with=shared_with)
     registry.promote(version.number, reason, expected, check)
-    return f"version {version.number} is in service"
+    return ""
 
 
-def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, outcome: str) -> None:
+def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures) -> None:
     """Writes the page and the figures of the evaluation again, with the published version.
 
     The evaluation's own page is part of an artifact that never changes. It has a place for the
@@ -281,6 +284,9 @@ def _write_report(folder: Path, model: _TrainedModel, figures: ModelFigures, out
         raise DataError(
             f"{evaluation / REPORT} has no place for the publication. Run the evaluation again."
         )
+    reason = figures.not_in_service
+    state = f"was not put in service: {reason}" if reason else "came into service"
+    outcome = f"version {figures.version} {state}"
     section = render_part(
         Path(__file__).with_name("publication.html"),
         model=figures,

@@ -26,6 +26,7 @@ from typing import Any
 from pipeline_ops.contract.layout import Attempt, work_folder
 from pipeline_ops.contract.manifest import (
     NAME,
+    Maker,
     Manifest,
     ManifestFile,
     find_damage,
@@ -79,6 +80,7 @@ class ArtifactDraft:
             seeds=self.seeds,
             files=sorted(own + self.references, key=lambda file: file.path),
             figures=self.figures,
+            made_by=Maker.of(request.run_id),
         )
         referenced = manifest.model_copy(update={"files": self.references})
         if damage := find_damage(artifact / NAME, referenced):

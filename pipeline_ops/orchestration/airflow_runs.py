@@ -18,7 +18,8 @@ from pipeline_ops.config.pipeline_ref import PipelineRef
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.airflow_connections import use_airflow_connections
-from pipeline_ops.orchestration.airflow_internals import (
+from pipeline_ops.orchestration.airflow_models import (
+    TAG,
     DagModel,
     DagRun,
     DagTag,
@@ -26,10 +27,6 @@ from pipeline_ops.orchestration.airflow_internals import (
 )
 
 use_airflow_connections()
-
-TAG = "trainyard"
-"""The tag that the factory gives its DAGs."""
-
 
 _MAX_PLANS, _MAX_VERSIONS = 1000, 100
 
@@ -62,6 +59,8 @@ class TaskState:
     tries: int
     started: dt.datetime | None
     ended: dt.datetime | None
+    timeout: dt.datetime | None = None
+    """Until when the task waits for its trigger, or for an answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +68,11 @@ class PipelineRun:
     """One run of a pipeline. The tasks are in the order of the DAG."""
 
     ref: PipelineRef
+    dag_id: str
     run_id: str
     state: str
     tasks: tuple[TaskState, ...]
+    started: dt.datetime | None = None
 
     @property
     def layout(self) -> Layout:
@@ -108,12 +109,13 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
             task.try_number,
             task.start_date,
             task.end_date,
+            task.trigger_timeout,
         )
         for task in DagRun.fetch_task_instances(dag_id=dag_id, run_id=run_id, session=session)
     ]
     positions = {task_id: position for position, task_id in enumerate(plan.tasks)}
     tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
-    return PipelineRun(plan.ref, run_id, str(run.state), tuple(tasks))
+    return PipelineRun(plan.ref, dag_id, run_id, str(run.state), tuple(tasks), run.start_date)
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:

@@ -15,12 +15,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from pipeline_ops.config.evaluate import Approval
 from pipeline_ops.config.pipeline import PipelineConfig
+from pipeline_ops.contract.layout import APPROVE
 from pipeline_ops.contract.results import EvaluationFigures
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.notification import build_report_url
 from pipeline_ops.orchestration.task_run import TaskRun, pull_manifests
 from pipeline_ops.orchestration.tasks import record_unpublished, skip_unless_passed
-from pipeline_ops.planning.job_kinds import APPROVE, KINDS
+from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 
 if TYPE_CHECKING:
@@ -65,8 +67,14 @@ class ApproveOperator(ApprovalOperator):
         """Called when a person has answered, or when the time is up."""
         if event.get("chosen_options") == [self.REJECT]:
             run, user = TaskRun.load(self.config_file, context), event.get("responded_by_user")
-            by = user and f"rejected by {user.get('name') or user.get('id')}"
-            self.log.info(record_unpublished(run, by or "no answer in time"))
+            by = str(user.get("name") or user.get("id")) if user else ""
+            record = TaskRecord(
+                state="skipped",
+                unpublished="rejected" if by else "unanswered",
+                rejected_by=by,
+                reason=f"rejected by {by}" if by else "no answer in time",
+            )
+            self.log.info(record_unpublished(run, record))
         return super().execute_complete(context, event)
 
     def _default(self, approval: Approval) -> str:

@@ -34,12 +34,12 @@ from airflow.sdk.exceptions import AirflowException
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.reading import ConfigText
+from pipeline_ops.contract.layout import APPROVE
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.orchestration.factory import make_dag
 from pipeline_ops.orchestration.gc_dag import DAG_ID as GC_DAG_ID
 from pipeline_ops.orchestration.gc_dag import make_gc_dag
 from pipeline_ops.orchestration.tasks import OPERATORS
-from pipeline_ops.planning.job_kinds import APPROVE
 
 BROKEN = "broken"
 """The tag of such a DAG, and its only parameter."""

@@ -7,10 +7,11 @@ because a user who may start a run may not choose a class to be called.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,11 +25,11 @@ from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.config.run_conf import load_run_config_or_author
 from pipeline_ops.contract.dataset import STATISTICS
 from pipeline_ops.contract.manifest import find_file, read_manifest
+from pipeline_ops.contract.outcome import describe_outcome, read_facts, read_summary
 from pipeline_ops.contract.results import EvaluationFigures, RuleVerdict
-from pipeline_ops.contract.task_record import TaskRecord, find_recorded_manifest, read_record
+from pipeline_ops.contract.task_record import find_recorded_manifest
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.task_run import TaskRun
-from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.storage.store_path import StorePath
 
 if TYPE_CHECKING:
@@ -92,17 +93,17 @@ def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:
 
 
 def notify_failure(config_file: str, context: Context) -> None:
-    """Called by Airflow when a task has failed for good. The first failed task has the reason."""
+    """Called by Airflow when a task has failed for good. The summary of the run has the reason."""
     dag_run = context.get("dag_run")
     config = load_run_config_or_author(config_file, dag_run.conf if dag_run else None)
     run = TaskRun(config, context)
-    failed = [(task, record) for task, record in _read_records(run) if record.state == "failed"]
-    if failed:
-        verdict = f"{failed[0][0]}: {failed[0][1].message}"
-    else:  # Airflow has ended the task
-        task = getattr(context.get("ti"), "task_id", "the run")
-        reason = context.get("exception") or context.get("reason") or "ended by Airflow"
-        verdict = f"{task}: {reason}"
+    task = getattr(context.get("ti"), "task_id", "the run")
+    reason = context.get("exception") or context.get("reason") or "ended by Airflow"
+    verdict, started = f"{task}: {reason}", getattr(dag_run, "start_date", None)
+    with contextlib.suppress(TrainyardError):
+        summary = read_summary(run.layout, run.run_id)
+        if summary and started and summary.started == started.timestamp():
+            verdict = " ".join([summary.outcome.sentence, summary.outcome.next_step]).strip()
     _notify(run, "failed", verdict)
 
 
@@ -112,8 +113,10 @@ def notify_gate(run: TaskRun, evaluation: StorePath) -> None:
         return
     figures = EvaluationFigures.model_validate(read_manifest(evaluation).figures)
     if not figures.gate_passed:
-        reasons = "; ".join(rule.text for rule in figures.rules if not rule.passed)
-        _notify(run, "gate_not_passed", f"trained, not published: {reasons}", figures.rules)
+        facts = read_facts(run.layout, run.run_id)
+        records = dict(facts.records) | {"export": None}  # One of an earlier try.
+        outcome = describe_outcome(dataclasses.replace(facts, records=records))
+        _notify(run, "gate_not_passed", outcome.sentence, figures.rules)
 
 
 def notify_drift(run: TaskRun, dataset: StorePath) -> None:
@@ -209,11 +212,3 @@ def _notify(
 
 def _is_configured(config: PipelineConfig, event: Event) -> bool:
     return any(event in notify.events for notify in config.notify)
-
-
-def _read_records(run: TaskRun) -> Iterator[tuple[str, TaskRecord]]:
-    """Yields the records of a run's tasks in the order of the jobs, without damaged ones."""
-    for task in JOBS:
-        with contextlib.suppress(TrainyardError):
-            if record := read_record(run.layout.task_record(run.run_id, task)):
-                yield task, record

@@ -34,7 +34,7 @@ from pipeline_ops.contract.cancellation import (
 from pipeline_ops.contract.layout import Attempt, format_trial_name
 from pipeline_ops.contract.request import read_status
 from pipeline_ops.errors import DataError, TrainyardError
-from pipeline_ops.orchestration.airflow_internals import (
+from pipeline_ops.orchestration.airflow_models import (
     DagRun,
     JobEntry,
     TaskInstance,

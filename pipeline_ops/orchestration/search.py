@@ -19,6 +19,7 @@ from pipeline_ops.contract.pruning import check_pruned, record_finished
 from pipeline_ops.contract.results import Trial
 from pipeline_ops.contract.task_record import TaskRecord, find_recorded_manifest, read_record
 from pipeline_ops.errors import DataError, ExitCode, TrainyardError
+from pipeline_ops.orchestration.run_end import record_outcome
 from pipeline_ops.orchestration.task_run import TaskRun, make_airflow_error
 from pipeline_ops.orchestration.tasks import JobOperator, TrainOperator
 from pipeline_ops.planning.plan import JobPlan
@@ -80,6 +81,9 @@ class TrialOperator(TrainOperator):
         """The text that Airflow's UI shows instead of a number."""
         trial = Trial.model_validate(self.trial)
         return f"{trial.name}: {trial}"
+
+    def on_failure(self, run: TaskRun, exit_code: ExitCode) -> None:
+        """A trial that fails does not end its run."""
 
     def _load_run(self, context: Context) -> TaskRun:
         """Loads the run with the config of this trial."""
@@ -166,6 +170,7 @@ class ChooseOperator(BaseOperator):
             run.write_record(
                 "train", TaskRecord(state="failed", message=message, exit_code=ExitCode.CONFIG)
             )
+            record_outcome(run, failed="train")
             raise AirflowFailException(message)
         for line in found.format_table():
             self.log.info(line)

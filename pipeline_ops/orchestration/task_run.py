@@ -47,6 +47,14 @@ _log = logging.getLogger(__name__)
 use_airflow_connections()
 
 
+class InvalidConf(AirflowFailException):
+    """A run's conf that the pipeline forbids. `run` has the author's config."""
+
+    def __init__(self, message: str, run: TaskRun):
+        super().__init__(message)
+        self.run = run
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
     """One run of a pipeline: its config, and Airflow's context of the task."""
@@ -73,7 +81,7 @@ class TaskRun:
             # A run by hand may have no interval.
             config = apply_conf(author, run.conf, (start, end) if start and end else None)
         except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
+            raise InvalidConf(str(error), cls(author, context)) from None
         return cls(config, context)
 
     @property
@@ -84,9 +92,20 @@ class TaskRun:
     def layout(self) -> Layout:
         return Layout(self.config.root, self.config.pipeline)
 
+    @property
+    def has_more_tries(self) -> bool:
+        """Whether Airflow tries this task again after a failure that another try may mend."""
+        ti = self.context["ti"]
+        return ti.try_number <= ti.max_tries
+
     def write_record(self, task: str, record: TaskRecord) -> None:
         """Writes the record of a task, with the requests of this process and of its job."""
-        counted = record.model_copy(update={"store": record.store + read_usage()})
+        ti = self.context["ti"]
+        changes = {
+            "store": record.store + read_usage(),
+            "try_number": ti.try_number if ti.task_id == task else None,
+        }
+        counted = record.model_copy(update=changes)
         write_record(self.layout.task_record(self.run_id, task), counted)
 
 

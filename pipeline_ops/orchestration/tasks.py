@@ -21,7 +21,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from pipeline_ops.config.model_data_rules import check_model_for_data, check_train_split
 from pipeline_ops.contract.dataset import DatasetFigures
+from pipeline_ops.contract.layout import APPROVE
 from pipeline_ops.contract.manifest import read_manifest
+from pipeline_ops.contract.outcome import list_reasons
 from pipeline_ops.contract.request import Status
 from pipeline_ops.contract.results import EvaluationFigures
 from pipeline_ops.contract.task_record import TaskRecord, find_recorded_manifest
@@ -31,7 +33,9 @@ from pipeline_ops.orchestration.assets import add_asset_event
 from pipeline_ops.orchestration.job_handle import JobHandle
 from pipeline_ops.orchestration.job_start import ProgressLog, prepare_job, start_job
 from pipeline_ops.orchestration.notification import notify_drift, notify_gate, notify_skew
+from pipeline_ops.orchestration.run_end import record_outcome
 from pipeline_ops.orchestration.task_run import (
+    InvalidConf,
     TaskRun,
     claim_job,
     find_claimed_job,
@@ -45,7 +49,7 @@ from pipeline_ops.places.place import Place
 from pipeline_ops.places.source_download import download_source
 from pipeline_ops.planning.bucket_check import check_bucket
 from pipeline_ops.planning.inputs import check_warm_start, find_champion
-from pipeline_ops.planning.job_kinds import APPROVE, KINDS
+from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import JobPlan, plan_job
 from pipeline_ops.retention.collector import record_use
 from pipeline_ops.storage.local_files import translate_write_errors
@@ -109,7 +113,9 @@ class JobOperator(BaseOperator):
                 plan = self._plan_and_protect(run, place)
             if plan.is_cached:
                 self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
-                record = TaskRecord(state="success", cached=True, reason=plan.reason)
+                record = TaskRecord(
+                    state="success", cached=True, reason=plan.reason, made_by=plan.made_by
+                )
                 return self._succeed(run, plan.manifest, record)
             self.log.info("Starting the job, because: %s", plan.reason)
             with self._fail_on_error(run):
@@ -147,6 +153,11 @@ class JobOperator(BaseOperator):
     def on_result(self, run: TaskRun, manifest: StorePath) -> None:
         """Sends notifications about the job's result, which may be cached. For subclasses."""
 
+    def on_failure(self, run: TaskRun, exit_code: ExitCode) -> None:
+        """Says what has become of the run, unless the task is tried again. For subclasses."""
+        if not (exit_code.is_retried and run.has_more_tries):
+            record_outcome(run, failed=self.record_name)
+
     def make_output(self, run: TaskRun, manifest: StorePath) -> Any:
         """Returns the value that the later tasks get: the URI of the manifest. For subclasses."""
         return str(manifest)
@@ -173,7 +184,14 @@ class JobOperator(BaseOperator):
             return open_place(run.config, self.job)
 
     def _load_run(self, context: Context) -> TaskRun:
-        return TaskRun.load(self.config_file, context)
+        try:
+            return TaskRun.load(self.config_file, context)
+        except InvalidConf as error:
+            with contextlib.suppress(MachineError):
+                record = TaskRecord(state="failed", message=str(error), exit_code=ExitCode.CONFIG)
+                error.run.write_record(self.record_name, record)
+                self.on_failure(error.run, ExitCode.CONFIG)
+            raise
 
     def _plan_job(self, run: TaskRun, place: Place) -> JobPlan:
         with cache_requests():
@@ -270,6 +288,7 @@ class JobOperator(BaseOperator):
             run.write_record(self.record_name, record)
         except MachineError as error:  # the store itself may be what failed
             message = f"{message}\n{error}"
+        self.on_failure(run, exit_code)
         raise make_airflow_error(exit_code, f"{self.job}: {exit_code.name}: {message}")
 
 
@@ -350,21 +369,30 @@ class ExportOperator(JobOperator):
             )
         skip_unless_passed(run, manifests["evaluate"])
 
+    def on_result(self, run: TaskRun, manifest: StorePath) -> None:
+        record_outcome(run)
+
 
 def skip_unless_passed(run: TaskRun, evaluation: str) -> EvaluationFigures:
     """Reads an evaluation, and skips the task if the gate was not passed."""
     manifest = read_manifest(open_near(run.config.root, evaluation))
     figures = EvaluationFigures.model_validate(manifest.figures)
     if not figures.gate_passed:
-        reason = "; ".join(rule.text for rule in figures.rules if not rule.passed)
-        raise AirflowSkipException(record_unpublished(run, reason, ExitCode.GATE_NOT_PASSED))
+        record = TaskRecord(
+            state="skipped",
+            unpublished="refused",
+            reason="; ".join(list_reasons(figures)),
+            exit_code=ExitCode.GATE_NOT_PASSED,
+        )
+        raise AirflowSkipException(record_unpublished(run, record))
     return figures
 
 
-def record_unpublished(run: TaskRun, reason: str, exit_code: ExitCode | None = None) -> str:
+def record_unpublished(run: TaskRun, record: TaskRecord) -> str:
     """Writes export's record of a run that publishes nothing. Returns the whole reason."""
-    reason = f"trained, not published: {reason}"
-    run.write_record("export", TaskRecord(state="skipped", reason=reason, exit_code=exit_code))
+    reason = f"trained, not published: {record.reason}"
+    run.write_record("export", record.model_copy(update={"reason": reason, "try_number": None}))
+    record_outcome(run)
     return reason
 
 

@@ -28,9 +28,6 @@ from pipeline_ops.storage.local_files import write_json
 JOBS = ("preprocess", "train", "evaluate", "export")
 """The jobs of every DAG, in the order in which it runs them. A search has one more, `search`."""
 
-APPROVE = "approve"
-"""The id of the task that asks a person before export, if the config has `evaluate.approval`."""
-
 _DIGESTS, _MAX_DIGESTS_BYTES = "digests.json", 1 << 16
 _DigestsByPath = TypeAdapter(dict[str, str])
 _IMAGES = ("numpy", "opencv-python-headless", "simplejpeg", "pillow")

@@ -19,6 +19,7 @@ from pipeline_ops.contract.manifest import (
     RAW_FILES,
     WARM_START,
     Input,
+    Maker,
     find_damage,
     read_manifest,
 )
@@ -67,6 +68,8 @@ class JobPlan:
     manifest: StorePath
     is_cached: bool
     reason: str
+    made_by: Maker | None = None
+    """The run that has made the artifact."""
     damage: tuple[str, ...] = ()
     """The damage of an existing artifact, whose manifest the job removes first."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -297,9 +300,9 @@ def _decide(request: Request, run: _Run) -> JobPlan:
     if damage:
         damaged = request.model_copy(update={"is_damaged": True})
         reason = f"the artifact was damaged: {damage[0]}"
-        return JobPlan(damaged, path, False, reason, tuple(damage))
+        return JobPlan(damaged, path, False, reason, damage=tuple(damage))
     reason = "unchanged: same inputs, config, code and package versions"
-    return JobPlan(request, path, True, reason)
+    return JobPlan(request, path, True, reason, manifest.made_by)
 
 
 def _why_new(request: Request, layout: Layout) -> str:

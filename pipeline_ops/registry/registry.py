@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from types import EllipsisType
 
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError, OutOfDate
 from pipeline_ops.registry import aliases
 from pipeline_ops.registry.aliases import CHAMPION, PREVIOUS, Aliases, AliasHistory
 from pipeline_ops.registry.versions import (
@@ -143,7 +143,7 @@ class Registry:
     ) -> None:
         """Puts a version in service.
 
-        Raises ConfigError if there is no such version, and DataError if the champion is no longer
+        Raises ConfigError if there is no such version, and OutOfDate if the champion is no longer
         the one that the version was chosen over (`expected`; by default any). `check_replaced` may
         raise for the version that goes out of service.
         """
@@ -152,10 +152,10 @@ class Registry:
             current = present.names.get(CHAMPION)
             self.get_version(number, present)
             if not isinstance(expected, EllipsisType) and current != expected:
-                raise DataError(
-                    f"{self.location}: version {number} was chosen over "
-                    f"{_format_version(expected)}, but now {_format_version(current)} is in "
-                    "service. Start a new run, which evaluates again."
+                raise OutOfDate(
+                    f"{_format_version(current)} is in service now, and version {number} was "
+                    f"compared with {_format_version(expected)}. Trigger a new run, which compares "
+                    "them"
                 )
             if current is not None and current != number:
                 check_replaced(self.get_version(current, present))

@@ -17,6 +17,7 @@ SHAPE = {
     "run_id": None,
     "state": None,
     "seconds": None,
+    "outcome": dict.fromkeys(("kind", "sentence", "reason", "next_step")),
     "tasks": {
         job: {"state": None, "seconds": None, "cached": None, "manifest": None} for job in JOBS
     },

@@ -118,7 +118,9 @@ def test_in_a_terminal_the_tasks_are_drawn_in_place():
 def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     console, output = make_console()
     gate = {"passed": False, "champion_version": 2, "reasons": ["accuracy 0.9 is below 0.975"]}
+    sentence = "Refused by the gate: accuracy 0.9 is below 0.975. Version 2 stays in service."
     summary = {
+        "outcome": {"kind": "refused", "sentence": sentence, "next_step": ""},
         "dataset": {"rejected": 2, "page": "/data.html"},
         "training": {"warm_start": "/models/digits/2"},
         "search": None,
@@ -144,4 +146,5 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
         "Report    /r/report.html\nPictures  /r/predictions.png\n"
         "Store     5 requests, 2.0 MB read, 0.0 MB written\n"
     ) in output.getvalue()
+    assert output.getvalue().splitlines()[0] == sentence
     assert "Model " not in output.getvalue()

@@ -20,7 +20,7 @@ from pipeline_ops.contract.manifest import (
 )
 from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.contract.results import REFERENCE_OUTPUTS, ModelFigures
-from pipeline_ops.errors import ConfigError, DataError, ExitCode
+from pipeline_ops.errors import ConfigError, DataError, ExitCode, OutOfDate
 from pipeline_ops.planning.plan import JobPlan
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.open_store import open_root
@@ -147,7 +147,7 @@ def test_a_model_that_a_person_has_rolled_back_is_not_put_in_service_again(sandb
     message = (
         ProgressReader(open_root(sandbox.root) / "again/progress.jsonl").read_new()[-1].message
     )
-    assert "version 2 was in service before and was replaced by version 1" in message
+    assert "in service before, as version 2, and was replaced by version 1" in message
 
 
 @pytest.mark.models
@@ -166,7 +166,7 @@ def test_a_champion_that_was_promoted_meanwhile_stays_and_the_job_says_who_it_is
     late = planned(sandbox, "good")
     sandbox.publish("fair")
     with pytest.raises(
-        DataError, match="version 2 was chosen over no version, but now version 1 is in service"
+        OutOfDate, match="version 1 is in service now, and version 2 was compared with no version"
     ):
         sandbox.run(late)
     assert sandbox.registry.find_champion().number == 1 and numbers(sandbox) == [1, 2]

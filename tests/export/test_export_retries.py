@@ -22,17 +22,17 @@ def test_two_exporters_at_once_get_two_versions_and_one_champion(sandbox):
     started = [sandbox.start(plan, attempt=f"attempt-{index}") for index, plan in enumerate(plans)]
     codes = [process.wait(240) for process, _ in started]
     statuses = [read_status(attempt) for _, attempt in started]
-    assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.DATA], statuses
+    assert sorted(codes) == [ExitCode.SUCCESS, ExitCode.OUT_OF_DATE], statuses
     assert numbers(sandbox) == [1, 2]
     assert all(
         find_damage(version.uri, version.read_manifest(), checksums=True) == []
         for version in sandbox.registry.list_versions()
     )
-    winner, loser = statuses[codes.index(0)], statuses[codes.index(ExitCode.DATA)]
+    winner, loser = statuses[codes.index(0)], statuses[codes.index(ExitCode.OUT_OF_DATE)]
     assert (
         read_manifest(winner.manifest).figures["version"] == sandbox.registry.find_champion().number
     )
-    assert "was chosen over no version" in loser.message
+    assert "was compared with no version" in loser.message
 
 
 @pytest.mark.faults

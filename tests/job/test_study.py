@@ -28,7 +28,7 @@ from pipeline_ops.contract.pruning import PlannedTrial, record_epoch
 for training in (sys.argv[2] * 32, "c" * 32):
     planned = PlannedTrial(study=sys.argv[1], training=training, monitor="loss", min_epochs=1)
     for epoch in range(1, int(sys.argv[3]) + 1):
-        print(record_epoch(planned, epoch, 0.5))
+        print(record_epoch(planned, epoch, float(sys.argv[4])))
 """
 
 
@@ -57,9 +57,9 @@ def test_of_two_writers_at_the_same_time_one_records_each_figure_and_none_is_los
     study = f"{root}/study"
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, study, name, str(COUNT)], stdout=subprocess.PIPE
+            [sys.executable, "-c", WRITER, study, name, str(COUNT), figure], stdout=subprocess.PIPE
         )
-        for name in "ab"
+        for name, figure in (("a", "0.5"), ("b", "0.6"))
     ]
     answers = [writer.communicate(timeout=120)[0].split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0]

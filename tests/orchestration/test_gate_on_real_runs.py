@@ -222,10 +222,10 @@ def test_the_page_of_a_run_says_what_was_published_and_that_of_another_what_was_
     page = find_report(open_path(published.evaluate), open_path(published.export.manifest)).local
     assert page == Path(published.export.manifest).with_name(REPORT)
     text = page.read_text()
-    assert "Published as version 2 of digits" in text and "Version 2 is in service." in text
+    assert "Published as version 2 of digits" in text and "Version 2 came into service." in text
     assert json.loads(page.with_name(METRICS).read_bytes())["publication"]["version"] == 2
     page = find_report(open_path(unpublished.evaluate), unpublished.export.manifest).local
     assert page == Path(unpublished.evaluate).with_name(REPORT)
     text = page.read_text()
-    assert "Trained, not published. Version 1 stays in service." in text
+    assert "When it was evaluated, version 1 was in service." in text
     assert "Published as" not in text

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import email
 import json
 import socketserver
@@ -25,8 +26,9 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.dataset import STATISTICS
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import NAME, list_files, write_manifest
+from pipeline_ops.contract.outcome import RunFacts, summarize, write_summary
 from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
-from pipeline_ops.contract.task_record import TaskRecord, write_record
+from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.orchestration.factory import make_dag
 from pipeline_ops.orchestration.notification import (
@@ -42,6 +44,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 SMTP = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 EVENTS = ["failed", "gate_not_passed", "drift"]
+STARTED = dt.datetime(2026, 11, 21, 10, tzinfo=dt.UTC)
 DONE = TaskRecord(state="success", manifest="/m")
 
 pytestmark = pytest.mark.usefixtures("user_package")
@@ -79,7 +82,7 @@ def failed(message: str = "train: CONFIG: no", **conf) -> dict:
     """The context in which Airflow calls when a task has failed."""
     return {
         "run_id": "manual__1",
-        "dag_run": SimpleNamespace(conf=conf),
+        "dag_run": SimpleNamespace(conf=conf, start_date=STARTED),
         "ti": SimpleNamespace(task_id="train"),
         "exception": AirflowFailException(message),
     }
@@ -103,7 +106,7 @@ def test_a_gate_that_was_not_passed_is_told_with_the_rules_and_a_link(sandbox, t
         "pipeline": "digits",
         "run_id": "manual__1+00:00",
         "event": "gate_not_passed",
-        "verdict": "trained, not published: accuracy 0.4700 is below 0.7000",
+        "verdict": "Refused by the gate: accuracy 0.4700 is below 0.7000. Nothing was published.",
         "link": "http://localhost:8080/dags/digits/runs/manual__1%2B00%3A00/plugin/trainyard_report",
     }
     assert expected.items() <= letter.items()
@@ -125,11 +128,17 @@ def test_a_run_that_failed_is_told_with_what_the_first_failed_task_has_left(tmp_
     config = notifying(tmp_path, to(mailbox))
     layout = Layout(open_root(tmp_path / "root"), "digits")
     gone = {"state": "failed", "message": "worker 1 has gone", "exit_code": ExitCode.RETRY}
-    write_record(layout.task_record("manual__1", "preprocess"), DONE)
-    write_record(layout.task_record("manual__1", "train"), TaskRecord(**gone))
-    notify_failure(str(config), failed())
-    [letter] = letters(mailbox)
-    assert (letter["event"], letter["verdict"]) == ("failed", "train: worker 1 has gone")
+    records = {"preprocess": DONE, "train": TaskRecord(**gone)}
+    for started in (STARTED.timestamp() - 60, STARTED.timestamp()):  # before and after a clear
+        facts = RunFacts(records, failed="train")
+        write_summary(layout, summarize(facts, "manual__1", started=started))
+        notify_failure(str(config), failed())
+    old, new = letters(mailbox)
+    assert old["verdict"] == "train: train: CONFIG: no"
+    assert new["event"] == "failed" and new["verdict"] == (
+        "Failed in train: worker 1 has gone. Correct it, then clear the task train: the run goes "
+        "on with what is done."
+    )
 
 
 def test_a_run_that_failed_by_its_own_conf_is_told_too(tmp_path, mailbox):

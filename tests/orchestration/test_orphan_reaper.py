@@ -30,7 +30,7 @@ class Entries:
         self.write_raw(json.dumps(value), task)
 
     def write_raw(self, value: object, task: str) -> None:
-        from pipeline_ops.orchestration.airflow_internals import DagRun, create_session
+        from pipeline_ops.orchestration.airflow_models import DagRun, create_session
 
         self.delete(task)
         with create_session() as session:
@@ -40,14 +40,14 @@ class Entries:
             session.add(entry)
 
     def read(self) -> dict | None:
-        from pipeline_ops.orchestration.airflow_internals import create_session
+        from pipeline_ops.orchestration.airflow_models import create_session
 
         with create_session() as session:
             value = session.scalar(select(self.table.value).where(*self._match("train")))
         return value and json.loads(value)
 
     def delete(self, task: str = "train") -> None:
-        from pipeline_ops.orchestration.airflow_internals import create_session
+        from pipeline_ops.orchestration.airflow_models import create_session
 
         with create_session() as session:
             session.execute(delete(self.table).where(*self._match(task)))
@@ -59,7 +59,7 @@ class Entries:
 @pytest.fixture(params=["task_state_store", "xcom"])
 def entries(request, airflow_folder) -> Entries:
     """The place of the entries: in Airflow 3.3 and in Airflow 3.2, which has XComs only."""
-    from pipeline_ops.orchestration.airflow_internals import JobEntry, XComModel
+    from pipeline_ops.orchestration.airflow_models import JobEntry, XComModel
 
     if request.param == "xcom":
         return Entries(XComModel)
@@ -71,7 +71,7 @@ def entries(request, airflow_folder) -> Entries:
 @pytest.fixture
 def check_jobs(entries):
     """One check of an orphan reaper that remembers the earlier checks."""
-    from pipeline_ops.orchestration.airflow_internals import DagRun, create_session
+    from pipeline_ops.orchestration.airflow_models import DagRun, create_session
     from pipeline_ops.orchestration.orphan_reaper import OrphanReaper
 
     reaper = OrphanReaper(entries.table)
@@ -278,7 +278,7 @@ def test_a_stored_value_of_any_kind_is_one_error_at_its_place(
 
 
 def test_an_xcom_of_any_json_is_one_error_at_its_place(airflow_folder, caplog):
-    from pipeline_ops.orchestration.airflow_internals import XComModel, create_session
+    from pipeline_ops.orchestration.airflow_models import XComModel, create_session
     from pipeline_ops.orchestration.orphan_reaper import OrphanReaper
 
     entries, reaper = Entries(XComModel), OrphanReaper(XComModel)

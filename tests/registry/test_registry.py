@@ -14,7 +14,7 @@ from manifests import make_manifest
 from publishers import publish
 
 from pipeline_ops.contract.manifest import NAME, Input, list_files, write_manifest
-from pipeline_ops.errors import ConfigError, DataError
+from pipeline_ops.errors import ConfigError, DataError, OutOfDate
 from pipeline_ops.registry.aliases import move
 from pipeline_ops.registry.registry import Registry, check_origin
 from pipeline_ops.registry.versions import fetch_version, list_numbers
@@ -70,15 +70,15 @@ def test_promoting_moves_the_champion_once_and_remembers_why(registry):
 @pytest.mark.parametrize(
     "expected, message",
     [
-        (None, "version 2 was chosen over no version, but now version 1 is in service"),
-        (3, "version 2 was chosen over version 3, but now version 1 is in service"),
+        (None, "version 1 is in service now, and version 2 was compared with no version"),
+        (3, "version 1 is in service now, and version 2 was compared with version 3"),
     ],
 )
 def test_a_decision_against_another_champion_is_refused(registry, expected, message):
     for digest in "abc":
         publish(registry, digest)
     registry.promote(1, "first")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(OutOfDate, match=message):
         registry.promote(2, "late", expected=expected)
     assert moves(registry) == [1]
 
@@ -202,7 +202,7 @@ def test_of_two_who_promote_against_the_same_champion_one_is_told(registry):
     def promote(number: int) -> None:
         try:
             registry.promote(number, "better", expected=1)
-        except DataError as error:
+        except OutOfDate as error:
             told.append(str(error))
 
     threads = [threading.Thread(target=promote, args=[number]) for number in range(2, 7)]
@@ -211,7 +211,7 @@ def test_of_two_who_promote_against_the_same_champion_one_is_told(registry):
     for thread in threads:
         thread.join()
     assert len(told) == 4 and all(
-        f"now version {registry.find_champion().number} is in service" in text for text in told
+        f"version {registry.find_champion().number} is in service now" in text for text in told
     )
     assert len(moves(registry)) == 2
 

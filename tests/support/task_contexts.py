@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,21 @@ def make_context(
       manifests: the XComs of the earlier tasks, by task.
       task: attributes of the task instance.
     """
-    task = {"id": "1", "max_tries": 2} | task
+    pushed = dict[str, Any]()
+    values = {
+        "id": "1",
+        "task_id": "",
+        "try_number": 1,
+        "max_tries": 2,
+        "pushed": pushed,
+        "xcom_push": pushed.__setitem__,
+        "xcom_pull": lambda task_ids: manifests.get(task_ids),
+    }
+    started = dt.datetime(2026, 11, 21, 10, tzinfo=dt.UTC)
+    run = {"conf": conf or {}, "clear_number": 0, "start_date": started, "run_type": "manual"}
     return {
-        "ti": SimpleNamespace(xcom_pull=lambda task_ids: manifests.get(task_ids), **task),
-        "dag_run": SimpleNamespace(conf=conf or {}, clear_number=0),
+        "ti": SimpleNamespace(**(values | task)),
+        "dag_run": SimpleNamespace(**run),
         "run_id": run_id,
         "task_state_store": Store() if store is None else store,
     }

@@ -44,11 +44,11 @@ from pipeline_ops.config.fields import (
 )
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.config.run_conf import apply_conf
-from pipeline_ops.contract.layout import TRIAL, Attempt, Layout, format_trial_name
+from pipeline_ops.contract.layout import APPROVE, TRIAL, Attempt, Layout, format_trial_name
 from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import ConfigError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.planning.bucket_check import check_bucket
-from pipeline_ops.planning.job_kinds import APPROVE, JOBS
+from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.raw_data.folder import check_interval
 from pipeline_ops.storage.local_files import replace_non_finite
 from pipeline_ops.storage.open_store import open_near, open_path
@@ -107,11 +107,15 @@ def run(
                 with _temporarily_unpaused(api, dag):
                     draws_examples = not as_json
                     status = _run_once(api, config, values, console, draws_examples, check_alive)
+                ended_by = ""
+                with contextlib.suppress(TrainyardError):  # not everybody may read the audit log
+                    if status.state == "failed":
+                        ended_by = api.find_canceller(config.pipeline, status.run_id)
                 print_failures(console, config, status, server.home if server else None)
     except Stopped:
         console.print("Stopped. The same command goes on with what is done.")
         raise
-    summary = summarize_run(config, status)
+    summary = summarize_run(config, status, ended_by)
     print_result(console, summary, status)
     if as_json:
         print(json.dumps(replace_non_finite(summary)), flush=True)

@@ -28,12 +28,12 @@ from pipeline_ops.orchestration.airflow_internals import (
     DagAccessEntity,
     DagDetails,
     GetUserDep,
-    Log,
     SessionDep,
     get_auth_manager,
     requires_access_dag,
     requires_authenticated,
 )
+from pipeline_ops.orchestration.airflow_models import Log
 from pipeline_ops.orchestration.airflow_runs import (
     NotFound,
     PipelineRun,
@@ -41,6 +41,7 @@ from pipeline_ops.orchestration.airflow_runs import (
     find_pipelines,
     find_run,
 )
+from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.models import ModelView, view_model
 from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
 from pipeline_ops.orchestration.ui.progress import view_tasks
@@ -226,7 +227,7 @@ def show_progress(
     """Shows a run in progress, or one task of it."""
     run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
     tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
-    return render("progress.html", IN_PIPELINE, run=run, tasks=tasks)
+    return render("progress.html", IN_PIPELINE, run=run, tasks=tasks, head=view_head(run, session))
 
 
 @app.get("/pipelines/{dag_id}/report", dependencies=[CAN_READ_RUN])
@@ -239,6 +240,7 @@ def show_report(
         "report.html",
         IN_PIPELINE,
         run=run,
+        head=view_head(run, session),
         page=page,
         available_pages=[name for name in _PAGES if _find_page(run, name)],
         query=urlencode({"run_id": run_id}),

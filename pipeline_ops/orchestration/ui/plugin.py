@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+import pipeline_ops.orchestration.run_note as run_note
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -82,6 +84,8 @@ class TrainyardPlugin(AirflowPlugin):
             "icon_dark_mode": f"{_PREFIX}/models-dark.svg",
         },
     ]
+
+    listeners = [run_note]
 
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from airflow_database import DAG, RUN, sync_dags
 from pages import Page
 
-from pipeline_ops.orchestration.airflow_internals import DagModel, create_session
+from pipeline_ops.orchestration.airflow_models import DagModel, create_session
 
 FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
@@ -109,7 +109,7 @@ def test_a_promotion_that_was_decided_on_another_champion_is_refused(client, who
     whole_run.publish(0.9, 0.95, 0.97)
     answer = client("user").post(whole_run.address("models/promote"), data=FORM, headers=SAME_SITE)
     assert answer.status_code == 409
-    assert "now version 3 is in service" in answer.text
+    assert "version 3 is in service now" in answer.text
     assert whole_run.registry.find_champion().number == 3
 
 

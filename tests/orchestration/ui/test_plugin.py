@@ -27,6 +27,9 @@ def test_the_plugin_costs_the_processes_that_serve_no_pages_nothing():
     )
     # Airflow itself has imported `pipeline_ops.orchestration.provider` before.
     assert set(run(code).split()) == {
+        "airflow._shared.listeners",
+        "airflow.listeners",
+        "pipeline_ops.orchestration.run_note",
         "pipeline_ops.orchestration.ui",
         "pipeline_ops.orchestration.ui.plugin",
     }
@@ -44,8 +47,8 @@ def test_an_airflow_without_a_needed_part_is_named_when_the_api_server_loads_the
         "print(*manager._get_plugins()[1].values())"
     )
     problem = (
-        f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages and its orphan "
-        "reaper need (import of airflow.models.log halted; None in sys.modules). "
+        f"Airflow {version('apache-airflow')} lacks a part that Trainyard's pages, notes and "
+        "orphan reaper need (import of airflow.models.log halted; None in sys.modules). "
         "Trainyard is tested with Airflow 3.2 and 3.3. Install one of them: "
         "pip install 'apache-airflow==3.3.*'"
     )

@@ -1,0 +1,95 @@
+"""Writes the sentence of a run's outcome into the note of Airflow's run.
+
+Airflow calls the two hooks in the scheduler when a run has ended, and in the API server when a user
+ends one. Only the database is read there. A note that a person has written stays. Every process of
+Airflow imports this module, so it imports more only in a hook.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING
+
+from airflow.listeners import hookimpl
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy.orm import Session
+
+_MAX_NOTE = 1000
+_MAX_EVENTS = 50
+
+
+@hookimpl
+def on_dag_run_success(dag_run: DagRun) -> None:
+    _write_note(dag_run, ("success", "skipped"))
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: DagRun) -> None:
+    _write_note(dag_run, ("failed",))
+
+
+def _write_note(dag_run: DagRun, states: tuple[str, ...]) -> None:
+    """Takes the sentence of a task in one of the states. Other tasks may have an older one."""
+    from sqlalchemy import select
+    from sqlalchemy.orm import object_session
+
+    from pipeline_ops.contract.outcome import OUTCOME_KEY, RunFacts, describe_outcome
+    from pipeline_ops.orchestration.airflow_models import TAG, DagTag, TaskInstance, XComModel
+
+    session = object_session(dag_run)
+    written = dag_run.dag_run_note
+    if session is None or (written is not None and written.user_id is not None):
+        return
+    is_ours = select(DagTag).where(DagTag.dag_id == dag_run.dag_id, DagTag.name == TAG)
+    if session.scalar(is_ours) is None:
+        return
+    tasks = session.execute(
+        select(TaskInstance.task_id, TaskInstance.state)
+        .where(TaskInstance.dag_id == dag_run.dag_id, TaskInstance.run_id == dag_run.run_id)
+        .order_by(TaskInstance.end_date)
+    ).all()
+    rows = session.execute(
+        select(XComModel.task_id, XComModel.value).where(
+            XComModel.dag_id == dag_run.dag_id,
+            XComModel.run_id == dag_run.run_id,
+            XComModel.key == OUTCOME_KEY,
+        )
+    )
+    sentences = {row.task_id: row.value for row in rows}
+    found = [sentences[task] for task, state in tasks if state in states and task in sentences]
+    if not found and (failed := [task for task, state in tasks if state == "failed"]):
+        user = find_canceller(dag_run.dag_id, dag_run.run_id, dag_run.start_date, session)
+        records = dict.fromkeys(failed)
+        found = [describe_outcome(RunFacts(records, failed=failed[0], ended_by=user)).sentence]
+    if found:
+        dag_run.note = _parse_sentence(found[0])
+
+
+def _parse_sentence(value: object) -> str:
+    """The text of an XCom, which any user who may edit task instances can have written."""
+    return str(value)[:_MAX_NOTE]
+
+
+def find_canceller(dag_id: str, run_id: str, since: dt.datetime | None, session: Session) -> str:
+    """Finds the user who has marked a run or one of its tasks failed, in Airflow's audit log.
+
+    Returns "" if nobody has.
+    """
+    from sqlalchemy import select
+
+    from pipeline_ops.contract.outcome import ENDING_EVENTS, is_ending_event
+    from pipeline_ops.orchestration.airflow_models import Log
+
+    entries = session.execute(
+        select(Log.owner, Log.event, Log.extra, Log.dttm)
+        .where(Log.dag_id == dag_id, Log.run_id == run_id, Log.event.in_(ENDING_EVENTS))
+        .order_by(Log.dttm.desc())
+        .limit(_MAX_EVENTS)
+    )
+    for owner, event, extra, time in entries:
+        is_new = since is None or time is None or time >= since
+        if is_new and is_ending_event(event, extra):
+            return str(owner)
+    return ""

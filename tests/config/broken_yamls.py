@@ -55,6 +55,28 @@ capitals: pipeline: small -> pipeline: Small Model
     1: pipeline: must match the pattern | for example 'small_model'
 text_for_section: source: {type: image_folder, path: raw} -> source: image_folder
     3: preprocess.source | image_folder
+path_with_variable: path: raw -> path: $HOME/raw
+    3: preprocess.source.path: has $HOME, and neither environment variables nor templates | Write
+path_with_braces: path: raw} -> path: '${DATA}/raw'}
+    3: preprocess.source.path: has ${DATA}, and neither
+path_with_template: path: raw} -> path: '/raw/{{ ds }}'}
+    3: preprocess.source.path: has {{ ds }}, and neither | {start:%Y-%m-%d}
+root_with_variable: pipeline: small\n -> pipeline: small\nstorage: {root: $ROOT}\n
+    2: storage.root: has $ROOT, and neither
+registry_with_variable:   model: small\n ->   model: small\n  registry: $ROOT/models\n
+    14: export.registry: has $ROOT, and neither
+path_of_windows: path: raw} -> path: 'C:\data'}
+    3: preprocess.source.path: is a path of Windows. Write the path on this host
+share_of_windows: path: raw} -> path: '\\server\raw'}
+    3: preprocess.source.path: is a path of Windows. Write the path on this host
+tab_in_path: path: raw} -> path: "D:\train"}
+    3: preprocess.source.path: has a tab | in single quotes
+space_in_path: path: raw} -> path: 'raw '}
+    3: preprocess.source.path: must not begin or end with a space
+typographic_quotes: path: raw -> path: “raw”
+    3: preprocess.source.path: must not | typographic quotation mark
+python_none:   epochs: 3\n ->   epochs: 3\n  pool: None\n
+    9: train.pool: is the text 'None'. Write null
 list_for_section: train:\n -> train: []\nnotes:\n
     6: train: must be a section ('key: value'), got []
 """

@@ -76,28 +76,66 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         (
             "{name: b, workers: 2}",
             "{name: a}",
-            "lab.yaml:1: hosts must have different names, got a twice",
+            "lab.yaml:2: hosts: must have different names, got a twice",
         ),
         (
             "{name: a}",
             "{name: -oProxyCommand=x}",
-            "lab.yaml:3: hosts.0.name: must match the pattern",
+            "lab.yaml:3: hosts.0.name: must be the name or the address of a host alone",
         ),
         (
             "launcher: ssh",
             "launcher: ssh\nfirst_port: 4000",
-            "first_port and last_port must be given together",
+            "lab.yaml:2: first_port: needs last_port. Give both, or none of them.",
         ),
         (
             "launcher: ssh",
             "launcher: ssh\nfirst_port: 4001\nlast_port: 4000",
-            "first_port must not be above last_port, got 4001 and 4000",
+            "lab.yaml:2: first_port: must not be above last_port, got 4001 and 4000",
+        ),
+        ("{name: a}", "{name: me@a}", "hosts.0.name: must be the name or the address of a host"),
+        ("{name: a}", "{name: 'a:22'}", "are User and Port in ~/.ssh/config, or in config_file"),
+        (
+            "{name: a}",
+            "{name: a, address: '10.0.0.1:22'}",
+            "lab.yaml:3: hosts.0.address: must be a name or an address of IPv4, without port",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\npython: ~/venv/bin/python",
+            "lab.yaml:2: python: must not begin with ~, which is not replaced there",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\ncode: $HOME/code",
+            "lab.yaml:2: code: has $HOME, and neither environment variables nor templates",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {PATH: '/opt/cuda/bin:$PATH'}",
+            "lab.yaml:2: environment: PATH has $PATH, and variables are not replaced in it",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {LIBRARIES: '${LIBRARIES}'}",
+            "environment: LIBRARIES has ${LIBRARIES}, and variables are not replaced in it",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {'A=B': c}",
+            "environment: 'A=B' can't be the name of a variable",
         ),
         ("trusted", "yes", "lab.yaml:5: network: must be one of trusted, isolated, got True"),
     ],
 )
 def test_a_wrong_hosts_file_is_told_file_line_key_and_rule(refuse, old, new, message):
     assert message in refuse(TWO.replace(old, new))
+
+
+def test_a_value_with_a_dollar_that_no_shell_would_replace_is_kept(write):
+    text = f"{TWO}environment: {{SECRET: pa$word, PRICE: 5$, BOTH: 'a$B:c'}}\n"
+    hosts = load_config(write(text), {"train.hosts": "lab"}).hosts
+    assert hosts.environment == {"SECRET": "pa$word", "PRICE": "5$", "BOTH": "a$B:c"}
 
 
 KUBERNETES = "launcher: kubernetes\nimage: i\n"

@@ -125,6 +125,7 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
             "launcher: ssh\nenvironment: {'A=B': c}",
             "environment: 'A=B' can't be the name of a variable",
         ),
+        ("{name: a}", "gpu-1:2", "lab.yaml:3: hosts.0: must be a section with name: ..., got 'gp"),
         ("trusted", "yes", "lab.yaml:5: network: must be one of trusted, isolated, got True"),
     ],
 )

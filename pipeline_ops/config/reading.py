@@ -149,8 +149,8 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
             f"not valid YAML: {what}, because a backslash in double quotes begins an escape. Use "
             "single quotes.",
         )
-    for number, line in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
-        if found := _LOOKALIKE.match(line):
+    for number, content in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
+        if found := _LOOKALIKE.match(content):
             character = found[1] or found[2]
             name = unicodedata.name(character).lower()
             return YamlProblem(
@@ -212,8 +212,19 @@ def _find_value(node: yaml.Node | None, *keys: str) -> yaml.Node | None:
 
 
 def parse_value(text: str) -> Any:
-    """Returns a value from a command line, read like YAML. Raises ConfigError."""
-    return read_yaml(text)[0]
+    """Returns a value from a command line, read like YAML, but without comments.
+
+    Raises ConfigError.
+    """
+    value = read_yaml(text)[0]
+    if re.search(r"(^|\s)#", text):
+        with contextlib.suppress(YamlProblem):  # a number sign in quotes, which is none at the end
+            if read_yaml(f"{text}x")[0] == value:
+                rule = (
+                    "YAML drops the text behind a #. Put the value in quotes of YAML, '\"a #1\"'."
+                )
+                raise ConfigError(rule)
+    return value
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

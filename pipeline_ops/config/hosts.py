@@ -184,6 +184,17 @@ def list_launchers() -> list[str]:
     return [*_CATALOGUE, *sorted(find_entry_points().keys() - _CATALOGUE)]
 
 
+def find_sections() -> tuple[dict[str, type[Hosts]], dict[str, str]]:
+    """The sections of all launchers by name, and why those of other packages can't be used."""
+    found, problems = {}, {}
+    for launcher in list_launchers():
+        try:
+            found[launcher] = find_section(launcher)
+        except ConfigError as error:
+            problems[launcher] = str(error)
+    return found, problems
+
+
 def find_section(launcher: str) -> type[Hosts]:
     """Returns the section of a launcher. Raises ConfigError if its package can't be used."""
     target, *others = [_CATALOGUE[launcher]] if launcher in _CATALOGUE else _list_targets(launcher)

@@ -162,6 +162,16 @@ MEMORY = "must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and a
         (CONTAINER, "daemon: gpu-1:2375", "begins with unix://, tcp:// or https://."),
         (CONTAINER, "daemon: ssh://gpu-1", "name it: unix:///run/gpu-1.sock, got 'ssh://gpu-1'"),
         (SLURM, "memory_per_node: 8Gi", "with K, M, G or T, such as 8G for Slurm, got '8Gi'"),
+        (SLURM, "arguments: ['--partition=a --gres=b']", "must be one option of sbatch each"),
+        (SLURM, "arguments: ['#SBATCH --partition=a']", "one option of sbatch each, such as"),
+        (SLURM, "arguments: [partition=a]", "such as --gres=gpu:4, got 'partition=a'"),
+        (SLURM, "arguments: [--nodes=4]", "must not have --nodes. Write the keys nodes"),
+        (SLURM, "arguments: [-J, a]", "must not have -J. Trainyard sets it"),
+        (SLURM, "min_nodes: 4", "min_nodes: must not be above nodes (1), got 4"),
+        (KUBERNETES, "pod: {nodeSelector: {gpu: true}}", "pod: nodeSelector has gpu: True. Put"),
+        (KUBERNETES, "pod: {node_selector: {}}", "no node_selector; the nearest valid name is 'no"),
+        (KUBERNETES, "pod: {imagePullSecret: a}", "the nearest valid name is 'imagePullSecrets'"),
+        (KUBERNETES, "pod: {spec: {}}", "pod: is a PodSpec itself. Write the keys of spec into it"),
         (KUBERNETES, "namespace: Training Space", "namespace: must be lower-case letters"),
         (KUBERNETES, "namespace: team.a", "namespace: must be lower-case letters"),
         (KUBERNETES, "secret: not a name", "secret: must be lower-case letters"),
@@ -173,6 +183,12 @@ def test_a_wrong_value_is_told_the_rule_in_words_and_an_example(refuse, text, li
     error = refuse(text + line + "\n")
     assert message in error and "hosts/lab.yaml:3: " in error
     assert "pattern" not in error
+
+
+def test_options_of_sbatch_may_be_in_two_words(write):
+    text = f"{SLURM}arguments: [-p, main, --gres=gpu:4, --comment=two words]\n"
+    hosts = load_config(write(text), {"train.hosts": "lab", "train.workers": 1}).hosts
+    assert hosts.arguments == ["-p", "main", "--gres=gpu:4", "--comment=two words"]
 
 
 @pytest.mark.parametrize(

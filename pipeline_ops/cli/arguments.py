@@ -68,6 +68,11 @@ def parse_overrides(
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"{option} {text}: expected KEY=VALUE, for example {example}.")
+        if not value.strip():  # such as a variable of a shell that is not set
+            raise ConfigError(
+                f"{option} {text}: has no value. Write {key.strip()}=null for none, or "
+                f"{key.strip()}='\"\"' for an empty text."
+            )
         try:
             overrides[key.strip()] = parse_value(value)
         except ConfigError as error:

@@ -5,6 +5,8 @@ It finds the command, and turns an error into a message and an exit status.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from pipeline_ops.cli.stop_signals import Stopped
-from pipeline_ops.errors import TrainyardError
+from pipeline_ops.errors import ExitCode, TrainyardError
 
 _COMMANDS = {
     "init": "Look at a data set, and write the YAML of a pipeline for it.",
@@ -55,7 +57,11 @@ class _LazyCommand(TyperCommand):
         if not isinstance(command, typer.Typer):
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
             app.command()(command)
-        return get_command(app).make_context(info_name, args, *more, **extra)
+        found = get_command(app)
+        for parameter in found.params:
+            if parameter.nargs == -1:  # the help would have `<list[Path]>`, Python's words
+                vars(parameter)["display_type"] = lambda ctx: "..."
+        return found.make_context(info_name, args, *more, **extra)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return self.help or ""  # all of it, on two lines if need be
@@ -80,6 +86,12 @@ class _Commands(TyperGroup):
         except BrokenPipeError:  # `trainyard ... | head`: the reader has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = _BROKEN_PIPE_EXIT_STATUS
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"cannot write the output: {error.strerror}. Free disk space.", file=sys.stderr)
+            status = ExitCode.RETRY
         ctx.exit(status)
 
 
@@ -94,6 +106,9 @@ COMMANDS = _Commands(
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Runs one command, by default that of the process, and returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A terminal or a pipe may not have the characters of a path or of a class.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         COMMANDS.main(command_line, prog_name="trainyard")
     except SystemExit as end:

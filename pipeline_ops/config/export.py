@@ -48,7 +48,7 @@ class Export(TaskSection):
     """Texts of the model card that only a person can give, by heading: `Intended use`,
     `Limitations`, `Contact`, or others."""
     registry: str | None = fixed_field(
-        None, SAME_FOR_ALL_RUNS, is_operational=True, is_advanced=True
+        None, SAME_FOR_ALL_RUNS, is_path=True, is_operational=True, is_advanced=True
     )
     """The location where versions are published: a folder, or a URI in an object store such as
     s3://bucket/models. Null is models/ below storage.root."""

@@ -39,6 +39,8 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     TypeAdapter,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -113,6 +115,34 @@ def fixed_field(default: Any, reason: str, **declarations: Any) -> Any:
 
 
 JsonSchema = dict[str, Any]
+_NOT_REPLACED = re.compile(r"\$[A-Za-z_]\w*|\$\{[^}]*\}|\{\{.*?\}\}")
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+
+
+def check_path(value: str) -> None:
+    """Refuses a path that this host would take literally, and its author does not mean so."""
+    if found := _NOT_REPLACED.search(value):
+        day = " or, for the data of a run, {start:%Y-%m-%d}" * found[0].startswith("{{")
+        raise ValueError(
+            f"has {found[0]}, and neither environment variables nor templates are replaced in a "
+            f"path. Write the path itself{day}, got {value!r}"
+        )
+    if re.search(r"[\0-\x1f\x7f]", value):
+        raise ValueError(
+            "has a tab, a line break or another control character, such as a backslash makes in "
+            f"double quotes. Write it on one line, in single quotes, got {value!r}"
+        )
+    if _OF_WINDOWS.match(value):
+        raise ValueError(
+            f"is a path of Windows. Write the path on this host, such as /data, got {value!r}"
+        )
+    if value != value.strip() or value.startswith(
+        ("\N{LEFT DOUBLE QUOTATION MARK}", "\N{LEFT SINGLE QUOTATION MARK}")
+    ):
+        raise ValueError(
+            "must not begin or end with a space, or begin with a typographic quotation mark, got "
+            f"{value!r}"
+        )
 
 
 class FieldError(ValueError):
@@ -130,6 +160,17 @@ class Section(BaseModel):
     """Base of every part of the config: frozen, strict about types, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses a text whose author means something else by it."""
+        field = cls.model_fields[str(info.field_name)]
+        if value == "None" and type(None) in typing.get_args(field.annotation):
+            raise ValueError("is the text 'None'. Write null, or leave the key out.")
+        if isinstance(value, str) and get_declarations(field).get("is_path"):
+            check_path(value)
+        return value
 
     def to_fingerprint_dict(self) -> dict[str, Any]:
         """Returns this section as JSON, without its operational fields."""

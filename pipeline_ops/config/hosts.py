@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.fields import Section, config_field, get_declarations
+from pipeline_ops.config.fields import FieldError, Section, config_field, get_declarations
 from pipeline_ops.config.reading import ConfigText, suggest_name
 from pipeline_ops.config.train import HOSTS_NAME_PATTERN, Train
 from pipeline_ops.config.validation import validate_section
@@ -38,6 +38,8 @@ _CATALOGUE: Mapping[str, str] = {
     "kubernetes": "pipeline_ops.places.kubernetes:KubernetesHosts",
     "tf_config": "pipeline_ops.places.tf_config:TfConfigHosts",
 }
+_REFERENCE = re.compile(r"(?:^|[:=/,;\s])(\$[A-Z_][A-Z0-9_]*|\$\{\w+\})(?=$|[:/,;\s])")
+"""Another variable as a part of a value, as a shell replaces it."""
 _OTHER_NAMES = {"docker": "container", "k8s": "kubernetes"}
 
 
@@ -52,11 +54,11 @@ class Hosts(Section):
 
     launcher: str
     """The kind of hosts."""
-    python: str | None = config_field(None, selects_program=True)
+    python: str | None = config_field(None, is_path=True, selects_program=True)
     """The interpreter on the hosts. Null is the same path as on this machine, and in an image its
     `python`. With launcher `local`, the interpreter of a job instead of Airflow's: it needs the
     packages of the job, and no Airflow."""
-    code: str | None = config_field(None, selects_program=True)
+    code: str | None = config_field(None, is_path=True, selects_program=True)
     """The folder on the hosts that holds `pipeline_ops/`, with the same code as on this machine.
     Null is the same path as on this machine, and in an image the installed package."""
     environment: dict[str, str] = config_field({}, selects_program=True)
@@ -75,14 +77,35 @@ class Hosts(Section):
     last_port: int | None = Field(None, ge=1024, le=65535)
     """The last of these ports."""
 
+    @field_validator("python", "code")
+    @classmethod
+    def _validate_program(cls, value: str | None) -> str | None:
+        if value and value.startswith("~") and not cls.is_this_host:
+            raise ValueError(f"must not begin with ~, which is not replaced there, got {value!r}")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _validate_environment(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or re.search(r"[=\s\0]", name):
+                raise ValueError(f"{name!r} can't be the name of a variable. Correct it.")
+            if found := _REFERENCE.search(text):
+                raise ValueError(
+                    f"{name} has {found[1]}, and variables are not replaced in it. Write the whole "
+                    f"value, got {text!r}"
+                )
+        return value
+
     @model_validator(mode="after")
     def _validate_ports(self) -> Hosts:
         if (self.first_port is None) != (self.last_port is None):
-            raise ValueError("first_port and last_port must be given together")
+            given, other = ("first", "last") if self.first_port else ("last", "first")
+            raise FieldError(f"{given}_port", f"needs {other}_port. Give both, or none of them.")
         if self.ports and self.ports[0] > self.ports[1]:
-            raise ValueError(
-                "first_port must not be above last_port, got "
-                f"{self.first_port} and {self.last_port}"
+            raise FieldError(
+                "first_port",
+                f"must not be above last_port, got {self.first_port} and {self.last_port}",
             )
         return self
 
@@ -159,6 +182,17 @@ class Hosts(Section):
 def list_launchers() -> list[str]:
     """The names of all launchers: ours, and those of installed packages."""
     return [*_CATALOGUE, *sorted(find_entry_points().keys() - _CATALOGUE)]
+
+
+def find_sections() -> tuple[dict[str, type[Hosts]], dict[str, str]]:
+    """The sections of all launchers by name, and why those of other packages can't be used."""
+    found, problems = {}, {}
+    for launcher in list_launchers():
+        try:
+            found[launcher] = find_section(launcher)
+        except ConfigError as error:
+            problems[launcher] = str(error)
+    return found, problems
 
 
 def find_section(launcher: str) -> type[Hosts]:

@@ -53,6 +53,12 @@ class StageConfig(Section):
                 [(name, parameters)] = rest.items()
                 served = {"served": value["served"]} if "served" in value else {}
                 return {"name": name, "parameters": parameters or {}, **served}
+            first, *beside = rest
+            if rest[first] is None:  # `- resize:` with its parameters no deeper than its name
+                raise ValueError(
+                    f"{', '.join(map(str, beside))} must be indented further than {first}, or "
+                    f"write `- {first}: {{{beside[0]}: ...}}`"
+                )
         return value
 
 

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from pipeline_ops.errors import ConfigError
 
 Location = tuple[str | int, ...]
 _MISSING_SPACE = re.compile(r"""^\s*(?:-\s+)*([A-Za-z_][\w.-]*):([^\s/\\:'"][^:]*)$""")
+_LOOKALIKE = re.compile("^ *([\\u00a0\\u200b\\u2013\\u2014])|^[^:]*(\\uff1a)")
+"""Characters of web pages in the place of a space, a hyphen or a colon of YAML's syntax."""
 _PREFIX = "tag:yaml.org,2002:"
 _MAX_DEPTH = 40
 
@@ -66,6 +69,8 @@ def read_text(file: Path) -> str:
     """Returns the text of a UTF-8 file, without a byte order mark. Raises ConfigError."""
     try:
         data = file.read_bytes()
+        if data[:2].count(0) == 1:
+            raise ConfigError(f"{file}:1: is UTF-16 and not UTF-8. Save it as UTF-8.")
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -135,6 +140,24 @@ def _to_problem(error: yaml.YAMLError, text: str) -> YamlProblem:
             return YamlProblem(
                 number, f"not valid YAML: a space is missing after the colon. {cure}"
             )
+    what = error.problem or ""
+    if "cannot start any token" in what or "alphabetic or numeric" in what:
+        return YamlProblem(at + 1, f"not valid YAML: {what}. Put the value in quotes.")
+    if "escape" in what or "hexdecimal" in what:
+        return YamlProblem(
+            at + 1,
+            f"not valid YAML: {what}, because a backslash in double quotes begins an escape. Use "
+            "single quotes.",
+        )
+    for number, content in enumerate(lines[max(0, start - 1) : at + 1], max(1, start)):
+        if found := _LOOKALIKE.match(content):
+            character = found[1] or found[2]
+            name = unicodedata.name(character).lower()
+            return YamlProblem(
+                number,
+                f"not valid YAML: {character!a} ({name}) is no character of its syntax. Type a "
+                "plain space, hyphen or colon.",
+            )
     # What is not closed is best corrected where it begins.
     is_open = re.search("flow|quoted|simple key", error.context or "")
     problem = ", ".join(filter(None, [error.context, error.problem]))
@@ -149,10 +172,11 @@ def _collect_lines(node: yaml.Node, location: Location, lines: dict[Location, in
         for key, value in node.value:
             inner, line = (*location, str(key.value)), key.start_mark.line + 1
             if inner in lines:
+                merge = inner[-1] == "<<" and "Write one list: `<<: [*a, *b]`."
                 raise YamlProblem(
                     line,
                     f"{'.'.join(map(str, inner))} stands twice, first in line {lines[inner]}. "
-                    "Remove one of them.",
+                    f"{merge or 'Remove one of them.'}",
                 )
             lines[inner] = line
             _collect_lines(value, inner, lines)
@@ -188,8 +212,19 @@ def _find_value(node: yaml.Node | None, *keys: str) -> yaml.Node | None:
 
 
 def parse_value(text: str) -> Any:
-    """Returns a value from a command line, read like YAML. Raises ConfigError."""
-    return read_yaml(text)[0]
+    """Returns a value from a command line, read like YAML, but without comments.
+
+    Raises ConfigError.
+    """
+    value = read_yaml(text)[0]
+    if re.search(r"(^|\s)#", text):
+        with contextlib.suppress(YamlProblem):  # a number sign in quotes, which is none at the end
+            if read_yaml(f"{text}x")[0] == value:
+                rule = (
+                    "YAML drops the text behind a #. Put the value in quotes of YAML, '\"a #1\"'."
+                )
+                raise ConfigError(rule)
+    return value
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
@@ -270,6 +305,14 @@ class ConfigText:
             parent[location[-1]] = value
         except (IndexError, TypeError):
             raise ConfigError(f"override {dotted}: there is no such key in {self.file}") from None
+
+    def find_key(self, section: Sequence[str | int], value: Any) -> str:
+        """Returns the key of a section as it stands in the file, by its value: `on` for True."""
+        for *here, name in self._lines:
+            with contextlib.suppress(ConfigError):
+                if here == [*section] and str(parse_value(str(name))) == str(value):
+                    return str(name)
+        return str(value)
 
     def locate(self, location: Sequence[str | int]) -> str:
         """Returns `configs/digits.yaml:14`, or the override that set the value."""

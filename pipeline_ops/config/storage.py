@@ -27,7 +27,7 @@ class Keep(Section):
 class Storage(Section):
     """The location of artifacts, runs and models."""
 
-    root: str = fixed_field("../.trainyard", SAME_FOR_ALL_RUNS)
+    root: str = fixed_field("../.trainyard", SAME_FOR_ALL_RUNS, is_path=True)
     """A folder that all hosts share, or a URI in a bucket: s3://, gs:// or az://bucket/folder. The
     bucket's credentials come from `connection`, or from the environment."""
     endpoint: str | None = fixed_field(None, SAME_FOR_ALL_RUNS, is_advanced=True)

@@ -5,6 +5,7 @@ An error message has file, line, key, rule, value and the nearest valid name.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from pipeline_ops.config.fields import Section, collect_fields
 from pipeline_ops.config.keras_words import find_cure
-from pipeline_ops.config.reading import ConfigText, suggest_name
+from pipeline_ops.config.reading import ConfigText, parse_value, suggest_name
 from pipeline_ops.config.sources import CATALOGUE_TAG, ENTRY_POINT_GROUP, list_published_names
 from pipeline_ops.errors import ConfigError
 
@@ -59,8 +60,32 @@ def describe_problem(problem: Mapping[str, Any]) -> str:
     if kind in _EXPECTED_KINDS:
         has_no_space = isinstance(value, str) and re.match(r"[A-Za-z_][\w.-]*:\S", value)
         hint = f". Is a space missing after the colon in {shown}?" if has_no_space else ""
+        if value is None:
+            hint = ". Give it a value, or leave the key out"
         return f"must be {_EXPECTED_KINDS[kind]}, got {shown}{hint}"
-    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {shown}"
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}, got {shown}{_find_cure(kind, value)}"
+
+
+def _find_cure(kind: str, value: Any) -> str:
+    """What to write instead of a value that YAML reads as another type than its author."""
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return ". Put it in quotes"
+    if kind == "bool_type":
+        return ". Write true or false"
+    if kind not in ("int_type", "float_type"):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return f". Write {int(value)}"
+    if value == "None":
+        return ". Write null, or leave the key out"
+    if not isinstance(value, str):
+        return ""
+    with contextlib.suppress(ConfigError):
+        if type(parse_value(value)) in (int, float):
+            return ". Write it without quotes"
+    return (
+        f". Write {'a whole number such as 1000' if kind == 'int_type' else 'a number such as 0.9'}"
+    )
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)
@@ -89,6 +114,8 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
     match problem["type"]:
         case "extra_forbidden":
             rule = f"unknown key; {_suggest_key(model, location, section)}"
+            if (name := str(location[-1])) and not name.isprintable() or name != name.strip():
+                rule += f". It has a character that is not shown, {name!a}: type it again"
         case "union_tag_invalid":
             location, known = (
                 [*location, "type"],
@@ -105,10 +132,23 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
         case "value_error":
             error = problem["ctx"]["error"]
             location, rule = [*location, *getattr(error, "location", ())], str(error)
+        case "invalid_key":
+            location = [*location[:-1], text.find_key(location[:-1], problem["input"])]
+            rule = f"YAML reads this key as {problem['input']!r}. Put it in quotes, or remove it"
+        case "model_type" if keys := _list_required(section, problem["input"]):
+            example = ", ".join(f"{key}: ..." for key in keys)
+            rule = f"must be a section with {example}, got {format_value(problem['input'])}"
         case _:
             rule = describe_problem(problem)
     key = ".".join(map(str, location))
     return f"{text.locate(location)}: {key + ': ' if key else ''}{rule}"
+
+
+def _list_required(section: type[Section], value: Any) -> list[str]:
+    """The required keys of a section for which a text was given. Empty if it begins with a key."""
+    if not isinstance(value, str) or value.partition(":")[0] in section.model_fields:
+        return []
+    return [name for name, field in section.model_fields.items() if field.is_required()]
 
 
 def _suggest_key(

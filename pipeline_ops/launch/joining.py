@@ -49,6 +49,7 @@ PROBLEM = "problem.json"
 before it starts, so it is written again."""
 _POLL_SECONDS, _TELL_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0
 _CHUNK_BYTES = 1 << 16
+_EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 _ADDRESS = re.compile(r"[^\s:/]+:[0-9]{1,5}")
 
 
@@ -66,19 +67,26 @@ def read_tf_config(text: str | None) -> ClusterPlace:
     """
     if not text:
         raise ConfigError(
-            "TF_CONFIG is not set. The cluster manager sets it for each worker: "
-            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+            f"TF_CONFIG is not set. The cluster manager sets it for each worker: {_EXAMPLE}"
         )
     try:
         config = json.loads(text)
         cluster, task = dict(config["cluster"]), config["task"]
-        role, number = task["type"], int(task["index"])
+        cluster = {name: each for name, each in cluster.items() if each}
+        role, index = task["type"], task["index"]
+        if isinstance(index, bool) or not re.fullmatch("[0-9]+", str(index)):
+            raise ValueError(f"task.index must be a whole number, got {index!r}")
+        number = int(index)
         addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
         roles = {*cluster, role} - {"chief", "worker"}
-        is_valid = all(_ADDRESS.fullmatch(each) for each in addresses)
+        is_valid = all(
+            _ADDRESS.fullmatch(each) and 0 < int(each.rpartition(":")[2]) < 1 << 16
+            for each in addresses
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"TF_CONFIG is not as TensorFlow documents it ({type(error).__name__}: {error}): {text}"
+            f"TF_CONFIG is not as TensorFlow documents it ({type(error).__name__}: {error}). It is "
+            f"JSON, such as {_EXAMPLE}, got {text}"
         ) from None
     if roles:
         raise ConfigError(
@@ -86,8 +94,10 @@ def read_tf_config(text: str | None) -> ClusterPlace:
             "and at most one chief. Leave these replicas out of the manager's job: the evaluate "
             f"task evaluates, and parameter servers need another launcher. TF_CONFIG is {text}"
         )
-    index = number + len(cluster.get("chief", [])) * (role == "worker")
-    if not is_valid or len({*addresses}) < len(addresses) or number < 0:
+    if len(cluster.get("chief", [])) > 1:
+        raise ConfigError(f"TF_CONFIG must have at most one chief. TF_CONFIG is {text}")
+    worker = number + len(cluster.get("chief", [])) * (role == "worker")
+    if not is_valid or len({*addresses}) < len(addresses):
         raise ConfigError(
             f"TF_CONFIG must name a different host:port for each worker. TF_CONFIG is {text}"
         )
@@ -96,7 +106,7 @@ def read_tf_config(text: str | None) -> ClusterPlace:
             f"TF_CONFIG says that this is {role} {number}, and its cluster has "
             f"{len(cluster.get(role, []))} of them. TF_CONFIG is {text}"
         )
-    return ClusterPlace(index, addresses)
+    return ClusterPlace(worker, addresses)
 
 
 def join(folder: Path) -> ExitCode:

@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from airflow.sdk import DAG, BaseOperator, Param, chain
+from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain
 from airflow.sdk.exceptions import AirflowException
 
 from pipeline_ops.config.pipeline import PipelineConfig, find_config_files, load_config
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.config.reading import ConfigText
+from pipeline_ops.config.reading import ConfigText, suggest_name
 from pipeline_ops.contract.layout import APPROVE
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.orchestration.factory import make_dag
@@ -145,10 +145,14 @@ def _make_dag(pipeline: _Pipeline, customize: _Customize | None) -> DAG:
     except ANY_ERROR as error:
         return _make_broken_dag(pipeline, _describe_error(pipeline.file, error))
     if customize:
+        known = [(each, {*vars(each)}) for each in (dag, *dag.tasks) if hasattr(each, "__dict__")]
         try:
             with dag:  # so that operators made there belong to it
-                customize(dag, pipeline.config)
+                result = customize(dag, pipeline.config)
+            _check_result(dag, result)
+            _check_attributes(known)
             _check_dag(dag)
+            _check_for_airflow(dag, pipeline.name)
         except ANY_ERROR as error:
             return _make_broken_dag(pipeline, _describe_hook_error(pipeline, customize, error))
     return dag
@@ -158,6 +162,47 @@ def _check_dag(dag: DAG) -> None:
     """Does what Airflow does itself, where an error fails the whole file."""
     dag.validate()  # type: ignore[no-untyped-call]
     dag.check_cycle()
+
+
+def _check_result(dag: DAG, result: object) -> None:
+    """Refuses a function whose code has not run, and another DAG, which nobody would get."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+        raise TypeError("it must be a plain function, without async and yield")
+    if isinstance(result, DAG) and result is not dag:
+        raise TypeError(f"it must change the DAG that it gets, and returned another one: {result}")
+
+
+def _check_attributes(known: Iterable[tuple[object, set[str]]]) -> None:
+    """Refuses attributes that neither the DAG nor its tasks have, because Airflow ignores them."""
+    for each, names in known:
+        for name in vars(each).keys() - names:
+            if not name.startswith("_") and not hasattr(type(each), name):
+                raise AttributeError(f"{each} has no {name}; {suggest_name(name, names)}")
+
+
+def _check_for_airflow(dag: DAG, name: str) -> None:
+    """Checks what Airflow reads from the DAG, where an error fails the whole file or all runs."""
+    # Its import takes a third of a second, and only a DAG with a function of a user's needs it.
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    if dag.dag_id != name:
+        raise ValueError(
+            f"dag_id must stay {name}, because the runs, pages and records have this name, got "
+            f"{dag.dag_id}. dag_display_name is the name for people"
+        )
+    rules = [rule.value for rule in TriggerRule]
+    for task in dag.tasks:
+        if task.trigger_rule not in rules:
+            hint = suggest_name(str(task.trigger_rule), rules)
+            raise ValueError(f"{task} has the trigger_rule {task.trigger_rule!r}; {hint}")
+        if not isinstance(task.execution_timeout, dt.timedelta | None):
+            seconds = task.execution_timeout
+            raise TypeError(f"{task} has the execution_timeout {seconds!r}, which is no timedelta")
+    # Airflow sets them when a DAG is made, and runs no callback without them.
+    dag.has_on_success_callback = dag.on_success_callback is not None
+    dag.has_on_failure_callback = dag.on_failure_callback is not None
+    DagSerialization.to_dict(dag)
 
 
 def _describe_hook_error(pipeline: _Pipeline, customize: _Customize, error: BaseException) -> str:
@@ -170,7 +215,7 @@ def _describe_hook_error(pipeline: _Pipeline, customize: _Customize, error: Base
     file, line = frames[-1]
     return (
         f"{file}:{line}: customize failed for the pipeline {pipeline.name}: "
-        f"{type(error).__name__}: {str(error)[:1000]}. Correct the function."
+        f"{type(error).__name__}: {str(error)[:1000].rstrip('.')}. Correct the function."
     )
 
 

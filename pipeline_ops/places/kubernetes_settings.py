@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from pipeline_ops.config.fields import Section, config_field
+from pipeline_ops.config.reading import suggest_name
 from pipeline_ops.places.place import PlaceSection
 from pipeline_ops.places.resources import (
     Cpu,
@@ -45,6 +47,15 @@ class Volume(Section):
     """The path of the volume in the pods. For a storage root, that on Airflow's host."""
 
 
+_POD_FIELDS = (
+    *("affinity", "dnsConfig", "dnsPolicy", "hostAliases", "hostNetwork", "imagePullSecrets"),
+    *("nodeName", "nodeSelector", "priority", "priorityClassName", "runtimeClassName"),
+    *("schedulerName", "securityContext", "serviceAccountName", "serviceAccount", "hostname"),
+    *("terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints", "resources"),
+    *("preemptionPolicy", "overhead", "resourceClaims", "schedulingGates", "subdomain", "os"),
+    *("automountServiceAccountToken", "activeDeadlineSeconds", "enableServiceLinks", "hostUsers"),
+    *("hostIPC", "hostPID", "shareProcessNamespace", "setHostnameAsFQDN", "readinessGates"),
+)
 _OWN_POD_FIELDS = ("containers", "initContainers", "volumes", "restartPolicy")
 
 
@@ -90,6 +101,16 @@ class KubernetesSettings(Resources, PlaceSection):
                 f"must not set {', '.join(refused)}, which Trainyard writes. The keys image, "
                 "environment, cpu, memory, gpus and volumes describe the container"
             )
+        if "spec" in pod:
+            raise ValueError("is a PodSpec itself. Write the keys of spec into it")
+        for name in pod:  # Kubernetes drops an unknown key, and has more keys with each version
+            camel = re.sub("_(.)", lambda found: found[1].upper(), name)
+            if name not in _POD_FIELDS and difflib.get_close_matches(camel, _POD_FIELDS, n=1):
+                raise ValueError(f"PodSpec has no {name}; {suggest_name(camel, _POD_FIELDS)}")
+        selector = pod.get("nodeSelector")
+        for label, value in selector.items() if isinstance(selector, dict) else ():
+            if not isinstance(value, str):
+                raise ValueError(f"nodeSelector has {label}: {value!r}. Put the value in quotes")
         return pod
 
     @property

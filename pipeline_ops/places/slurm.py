@@ -7,6 +7,7 @@ starts it again by itself (`--no-requeue`): Airflow's next try does.
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import re
 import shlex
@@ -16,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from pipeline_ops.config.fields import config_field
+from pipeline_ops.config.fields import FieldError, config_field
 from pipeline_ops.contract.cancellation import GRACE_SECONDS
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
@@ -226,6 +227,14 @@ def run_slurm(
 _SlurmMemory = Annotated[
     str, match_pattern("[0-9]+[KMGT]?", "a number with K, M, G or T, such as 8G for Slurm")
 ]
+_OWN = "Trainyard sets it, to find the job again"
+_OWN_OPTIONS = {
+    **dict.fromkeys(("--nodes", "-N"), "Write the keys nodes and min_nodes"),
+    **dict.fromkeys(("--ntasks", "-n", "--ntasks-per-node"), "Write the key workers_per_node"),
+    **dict.fromkeys(("--job-name", "-J", "--array", "-a", "--wrap", "--parsable"), _OWN),
+    "--requeue": "Airflow tries a task again",
+}
+"""Options of sbatch that would replace those of `build_sbatch_command`."""
 _QUEUE_OPTIONS = ("--partition=", "--account=", "--time=")
 
 
@@ -250,6 +259,27 @@ class SlurmHosts(PlaceSection):
     `--gres=gpu:4`. `--partition`, `--account` and `--time` are not in the fingerprint."""
     queue_timeout_seconds: int = Field(24 * 3600, ge=1)
     """Time to wait in the queue before the task is tried again."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _validate_arguments(cls, arguments: list[str]) -> list[str]:
+        for before, each in itertools.pairwise(["", *arguments]):
+            is_value = before.startswith("-") and "=" not in before  # as in [-p, main]
+            if (not each.startswith("-") and not is_value) or re.search(r"\s-", each):
+                raise ValueError(
+                    f"must be one option of sbatch each, such as --gres=gpu:4, got {each!r}"
+                )
+            option = each.partition("=")[0]
+            if option in _OWN_OPTIONS:
+                raise ValueError(f"must not have {option}. {_OWN_OPTIONS[option]}")
+        return arguments
+
+    @model_validator(mode="after")
+    def _validate_nodes(self) -> SlurmHosts:
+        if self.min_nodes and self.min_nodes > self.nodes:
+            rule = f"must not be above nodes ({self.nodes}), got {self.min_nodes}"
+            raise FieldError("min_nodes", rule)
+        return self
 
     @property
     def code_digests(self) -> dict[str, str]:

@@ -11,11 +11,11 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, WithJsonSchema, model_validator
 
-from pipeline_ops.config.fields import Section, config_field
+from pipeline_ops.config.fields import FieldError, Section, config_field
 from pipeline_ops.contract.gang_protocol import AGENT_MODULE, AgentSpec
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.errors import ConfigError, MachineError, make_error
@@ -30,6 +30,7 @@ from pipeline_ops.places.place import (
     collect_store_environment,
 )
 from pipeline_ops.places.remote_host import HostRequest, HostResponse
+from pipeline_ops.places.resources import match_pattern
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.open_store import make_store_environment
 from pipeline_ops.storage.store_path import StorePath
@@ -218,7 +219,7 @@ def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str
     if not hosts.config_file:
         settings["ConnectTimeout"] = _CONNECT_SECONDS
     options = [
-        *(["-F", hosts.config_file] if hosts.config_file else []),
+        *(["-F", os.path.expanduser(hosts.config_file)] if hosts.config_file else []),
         *(argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")),
     ]
     # Behind `--`, a name that begins with a hyphen is a name and not an option.
@@ -228,9 +229,22 @@ def build_ssh_command(hosts: SshHosts, host: str, remote: list[str]) -> list[str
 class SshHost(Section):
     """One machine that is reached by ssh."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[
+        str,
+        match_pattern(
+            r"[A-Za-z0-9][A-Za-z0-9._-]*",
+            "the name or the address of a host alone, such as gpu-1.example. The user and the port "
+            "for ssh are User and Port in ~/.ssh/config, or in config_file",
+        ),
+        WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"}),
+    ]
     """The name for ssh, such as a `Host` of its configuration, and in messages."""
-    address: str | None = None
+    address: (
+        Annotated[
+            str, match_pattern(r"[^\s:/@]+", "a name or an address of IPv4, without port and user")
+        ]
+        | None
+    ) = None
     """The address for the other hosts of a gang, for example in a faster network. Null is the
     name."""
     workers: int = Field(1, ge=1, le=256)
@@ -244,7 +258,7 @@ class SshHosts(PlaceSection):
 
     launcher: Literal["ssh"]
     hosts: list[SshHost] = Field(min_length=1)
-    config_file: str | None = config_field(None, selects_program=True)
+    config_file: str | None = config_field(None, is_path=True, selects_program=True)
     """An ssh_config file in the place of the user's own, with `User`, `Port`, `IdentityFile`,
     `UserKnownHostsFile` or `ProxyJump`. It should set `ConnectTimeout`, which is 5 seconds without
     such a file. A host whose key is not known is refused in any case."""
@@ -254,7 +268,8 @@ class SshHosts(PlaceSection):
         names = [host.name for host in self.hosts]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
-            raise ValueError(f"hosts must have different names, got {', '.join(duplicates)} twice")
+            rule = f"must have different names, got {', '.join(duplicates)} twice"
+            raise FieldError("hosts", rule)
         return self
 
     @property

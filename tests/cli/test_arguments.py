@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from config.broken_case import GOOD
 
 from pipeline_ops.cli.arguments import parse_overrides
 from pipeline_ops.cli.main import COMMANDS
@@ -24,6 +25,64 @@ def test_an_override_that_is_none_is_refused_and_quoted(text):
     with pytest.raises(ConfigError) as error:
         parse_overrides([text])
     assert f"--set {text}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("train.epochs=", "has no value. Write train.epochs=null for none"),
+        ("train.epochs= ", "has no value"),
+        ("preprocess.source.path=raw #1", "YAML drops the text behind a #. Put the value in quot"),
+        ("description=#1", "YAML drops the text behind a #"),
+        ("description='a' #b", "YAML drops the text behind a #"),
+    ],
+)
+def test_an_override_whose_value_would_be_lost_is_refused(text, says):
+    with pytest.raises(ConfigError) as error:
+        parse_overrides([text])
+    assert f"--set {text}: {says}" in str(error.value)
+
+
+def test_a_number_sign_in_quotes_or_in_a_word_is_kept():
+    found = parse_overrides(['a="raw #1"', "b=c#1", "c='#2'", "d=[e, 'f #3']"])
+    assert found == {"a": "raw #1", "b": "c#1", "c": "#2", "d": ["e", "f #3"]}
+
+
+def test_the_help_of_several_configs_has_no_type_of_python(command):
+    text = command("validate", "--help")
+    assert "  CONFIG ...  YAML files of pipelines" in text and "list[" not in text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", "\\xe4/one.yaml: ok"),
+        ("utf-8", "\N{LATIN SMALL LETTER A WITH DIAERESIS}/one.yaml: ok"),
+    ],
+)
+def test_an_output_without_the_characters_of_a_path_shows_their_codes(
+    tmp_path, monkeypatch, encoding, shown
+):
+    folder = tmp_path / "\N{LATIN SMALL LETTER A WITH DIAERESIS}"
+    (folder / "raw" / "cat").mkdir(parents=True)
+    (folder / "raw" / "cat" / "1.png").touch()
+    (folder / "one.yaml").write_text(GOOD.replace("pipeline: small", "pipeline: one"))
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    argv = [sys.executable, "-m", "pipeline_ops.cli.main", "validate", str(folder / "one.yaml")]
+    done = subprocess.run(argv, capture_output=True, text=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "") and shown in done.stdout
+
+
+def test_an_output_that_cannot_be_written_is_one_message():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline_ops.cli.main", "schema"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    message = "cannot write the output: No space left on device. Free disk space.\n"
+    assert (done.returncode, done.stderr) == (ExitCode.RETRY, message)
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline_ops.planning.job_kinds import JOBS
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -16,7 +18,7 @@ def plan(command):
 
 
 def test_the_plan_says_who_would_run_where_without_reaching_a_host(plan):
-    lines = plan("--set", "train.hosts=ssh").splitlines()
+    lines = plan("--set", "train.hosts=ssh").split("\n\n")[1].splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
         ["worker", "0", "trainer-1.example", "trainer-1.example:20000"],
         ["worker", "1", "trainer-2.example", "10.0.0.12:20000"],
@@ -27,9 +29,11 @@ def test_the_plan_says_where_each_task_runs(plan):
     places, gang = plan("--set", "train.runs_on=ssh").split("\n\n")
     header, *rows = places.splitlines()
     assert header.split() == ["task", "runs", "on"]
-    assert [row.split() for row in rows] == [["train", "ssh", "hosts/ssh.yaml"]]
+    here = "the host and the interpreter of Airflow's worker"
+    texts = [here, "ssh         hosts/ssh.yaml", here, here]
+    assert rows == [f"{task:<12}{text}" for task, text in zip(JOBS, texts, strict=True)]
     assert "worker 0" in gang
-    assert "runs on" not in plan()
+    assert plan().partition("\n\n")[0].count(here) == len(JOBS)
 
 
 def test_the_plan_says_what_the_number_of_replicas_makes_of_batch_and_rate(plan, command):

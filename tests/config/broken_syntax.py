@@ -5,6 +5,7 @@ from __future__ import annotations
 from config.broken_case import Broken, replace, with_schedule
 
 _CURE = "Correct the indentation, quotes, brackets or colons."
+_QUOTES = "Put the value in quotes"
 _MODEL, _EPOCHS = "model: digits_cnn", "  epochs: 3"
 _METRIC = "    - {metric: accuracy, at_least: 0.9}\n"
 
@@ -37,12 +38,16 @@ SYNTAX = (
     _refused("open_quote", _MODEL, 'model: "digits_cnn', 7, "unexpected end of stream"),
     _refused("open_single_quote", _MODEL, "model: 'digits_cnn", 7, "unexpected end of stream"),
     _refused("colon_in_value", _MODEL, "model: digits: cnn", 7, "mapping values are not allowed"),
-    _refused("at_sign", _MODEL, "model: @digits_cnn", 7, "character that cannot start"),
-    _refused("percent", _MODEL, "model: %digits", 7, "character that cannot start"),
-    _refused("escape", _MODEL, 'model: "C:\\data"', 7, "unknown escape character"),
+    replace("at_sign", _MODEL, "model: @digits_cnn", 7, "that cannot start", _QUOTES),
+    replace("percent", _MODEL, "model: %digits", 7, "character that cannot start", _QUOTES),
+    replace("escape", _MODEL, 'model: "C:\\data"', 7, "unknown escape", "Use single quotes"),
+    replace("escape_of_digits", _MODEL, 'model: "C:\\Users"', 7, "Use single quotes"),
+    replace("full_width_colon", _EPOCHS, "  epochs\uff1a3", 8, "fullwidth colon", "plain"),
+    replace("dash_of_a_text", "    - {metric", "    \u2013 {metric", 11, "en dash", "hyphen"),
+    replace("merged_twice", _EPOCHS, f"{_EPOCHS}\n  <<: {{}}\n  <<: {{}}", 10, "`<<: [*a, *b]`"),
     _refused("list_in_line", _MODEL, "model: - digits_cnn", 7, "entries are not allowed"),
     _refused("not_in_list", _METRIC, f"{_METRIC}    metric: map\n", 12, "expected '-' indicator"),
-    with_schedule("cron_unquoted", "* * * * *", "while scanning an alias", _CURE),
+    with_schedule("cron_unquoted", "* * * * *", "alphabetic or numeric", _QUOTES),
     _refused("undefined_alias", _MODEL, "model: *digits", 7, "undefined alias"),
     _refused("anchor_twice", _EPOCHS, "  epochs: &x 3\n  seed: &x 3", 9, "duplicate anchor"),
     _refused("two_documents", "train:\n", "---\ntrain:\n", 6, "found another document"),

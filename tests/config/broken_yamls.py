@@ -55,6 +55,54 @@ capitals: pipeline: small -> pipeline: Small Model
     1: pipeline: must match the pattern | for example 'small_model'
 text_for_section: source: {type: image_folder, path: raw} -> source: image_folder
     3: preprocess.source | image_folder
+path_with_variable: path: raw -> path: $HOME/raw
+    3: preprocess.source.path: has $HOME, and neither environment variables nor templates | Write
+path_with_braces: path: raw} -> path: '${DATA}/raw'}
+    3: preprocess.source.path: has ${DATA}, and neither
+path_with_template: path: raw} -> path: '/raw/{{ ds }}'}
+    3: preprocess.source.path: has {{ ds }}, and neither | {start:%Y-%m-%d}
+root_with_variable: pipeline: small\n -> pipeline: small\nstorage: {root: $ROOT}\n
+    2: storage.root: has $ROOT, and neither
+registry_with_variable:   model: small\n ->   model: small\n  registry: $ROOT/models\n
+    14: export.registry: has $ROOT, and neither
+path_of_windows: path: raw} -> path: 'C:\data'}
+    3: preprocess.source.path: is a path of Windows. Write the path on this host
+share_of_windows: path: raw} -> path: '\\server\raw'}
+    3: preprocess.source.path: is a path of Windows. Write the path on this host
+tab_in_path: path: raw} -> path: "D:\train"}
+    3: preprocess.source.path: has a tab | in single quotes
+space_in_path: path: raw} -> path: 'raw '}
+    3: preprocess.source.path: must not begin or end with a space
+typographic_quotes: path: raw -> path: “raw”
+    3: preprocess.source.path: must not | typographic quotation mark
+python_none:   epochs: 3\n ->   epochs: 3\n  pool: None\n
+    9: train.pool: is the text 'None'. Write null
+norway: pipeline: small\n -> pipeline: small\ntags: [no]\n
+    2: tags.0: input should be a valid string, got False. Put it in quotes
+version: pipeline: small\n -> pipeline: small\ndescription: 1.10\n
+    2: description | got 1.1. Put it in quotes
+key_on: pipeline: small\n -> pipeline: small\non: push\n
+    2: on: YAML reads this key as True. Put it in quotes, or remove it
+quoted_number: epochs: 3 -> epochs: '3'
+    8: train.epochs | got '3'. Write it without quotes
+octal: epochs: 3 -> epochs: 010
+    8: train.epochs | got '010'. Write a whole number
+whole_float: epochs: 3 -> epochs: 3.0
+    8: train.epochs | got 3.0. Write 3
+percent_of: at_least: 0.9 -> at_least: 90%
+    11: evaluate.gate.0.at_least | got '90%'. Write a number such as 0.9
+none_for_number:   epochs: 3\n ->   epochs: 3\n  seed: None\n
+    9: train.seed | got 'None'. Write null, or leave the key out
+truth: test: 0.1} -> test: 0.1, stratify: 'true'}
+    5: preprocess.split.stratify | got 'true'. Write true or false
+nothing_in_section: pipeline: small\n -> pipeline: small\nstorage:\n  # root: x\n
+    2: storage: must be a section ('key: value'), got None. Give it a value, or leave the key out
+text_for_split: {train: 0.8, validation: 0.1, test: 0.1} -> 80/10/10
+    5: preprocess.split: must be a section with train: ..., validation: ..., test: ...
+stage_not_indented: stages: [decode] -> stages:\n    - decode:\n      channels: 1
+    5: preprocess.stages.0: channels must be indented further than decode
+key_with_a_space_that_is_none:   epochs: 3 ->   epochs : 3
+    8: train.epochs | has a character that is not shown, 'epochs\xa0': type it again
 list_for_section: train:\n -> train: []\nnotes:\n
     6: train: must be a section ('key: value'), got []
 """
@@ -75,6 +123,7 @@ FILES = (
     make_file("only_text", b"hello\n", 1, "must be a mapping", "key: value"),
     make_file("only_list", b"- a\n- b\n", 1, "must be a mapping", "got a list"),
     make_file("utf16", GOOD.encode("utf-16"), 1, "is not UTF-8", "Save it as UTF-8"),
+    make_file("utf16_alone", GOOD.encode("utf-16-le"), 1, "is UTF-16 and not UTF-8. Save it"),
     make_file(
         "latin1",
         GOOD.replace("digits_cnn", "zähler").encode("latin-1"),

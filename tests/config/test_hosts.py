@@ -76,28 +76,67 @@ def test_every_example_is_valid_and_travels_in_a_request(name):
         (
             "{name: b, workers: 2}",
             "{name: a}",
-            "lab.yaml:1: hosts must have different names, got a twice",
+            "lab.yaml:2: hosts: must have different names, got a twice",
         ),
         (
             "{name: a}",
             "{name: -oProxyCommand=x}",
-            "lab.yaml:3: hosts.0.name: must match the pattern",
+            "lab.yaml:3: hosts.0.name: must be the name or the address of a host alone",
         ),
         (
             "launcher: ssh",
             "launcher: ssh\nfirst_port: 4000",
-            "first_port and last_port must be given together",
+            "lab.yaml:2: first_port: needs last_port. Give both, or none of them.",
         ),
         (
             "launcher: ssh",
             "launcher: ssh\nfirst_port: 4001\nlast_port: 4000",
-            "first_port must not be above last_port, got 4001 and 4000",
+            "lab.yaml:2: first_port: must not be above last_port, got 4001 and 4000",
         ),
+        ("{name: a}", "{name: me@a}", "hosts.0.name: must be the name or the address of a host"),
+        ("{name: a}", "{name: 'a:22'}", "are User and Port in ~/.ssh/config, or in config_file"),
+        (
+            "{name: a}",
+            "{name: a, address: '10.0.0.1:22'}",
+            "lab.yaml:3: hosts.0.address: must be a name or an address of IPv4, without port",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\npython: ~/venv/bin/python",
+            "lab.yaml:2: python: must not begin with ~, which is not replaced there",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\ncode: $HOME/code",
+            "lab.yaml:2: code: has $HOME, and neither environment variables nor templates",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {PATH: '/opt/cuda/bin:$PATH'}",
+            "lab.yaml:2: environment: PATH has $PATH, and variables are not replaced in it",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {LIBRARIES: '${LIBRARIES}'}",
+            "environment: LIBRARIES has ${LIBRARIES}, and variables are not replaced in it",
+        ),
+        (
+            "launcher: ssh",
+            "launcher: ssh\nenvironment: {'A=B': c}",
+            "environment: 'A=B' can't be the name of a variable",
+        ),
+        ("{name: a}", "gpu-1:2", "lab.yaml:3: hosts.0: must be a section with name: ..., got 'gp"),
         ("trusted", "yes", "lab.yaml:5: network: must be one of trusted, isolated, got True"),
     ],
 )
 def test_a_wrong_hosts_file_is_told_file_line_key_and_rule(refuse, old, new, message):
     assert message in refuse(TWO.replace(old, new))
+
+
+def test_a_value_with_a_dollar_that_no_shell_would_replace_is_kept(write):
+    text = f"{TWO}environment: {{SECRET: pa$word, PRICE: 5$, BOTH: 'a$B:c'}}\n"
+    hosts = load_config(write(text), {"train.hosts": "lab"}).hosts
+    assert hosts.environment == {"SECRET": "pa$word", "PRICE": "5$", "BOTH": "a$B:c"}
 
 
 KUBERNETES = "launcher: kubernetes\nimage: i\n"
@@ -123,6 +162,16 @@ MEMORY = "must be a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 8Gi, and a
         (CONTAINER, "daemon: gpu-1:2375", "begins with unix://, tcp:// or https://."),
         (CONTAINER, "daemon: ssh://gpu-1", "name it: unix:///run/gpu-1.sock, got 'ssh://gpu-1'"),
         (SLURM, "memory_per_node: 8Gi", "with K, M, G or T, such as 8G for Slurm, got '8Gi'"),
+        (SLURM, "arguments: ['--partition=a --gres=b']", "must be one option of sbatch each"),
+        (SLURM, "arguments: ['#SBATCH --partition=a']", "one option of sbatch each, such as"),
+        (SLURM, "arguments: [partition=a]", "such as --gres=gpu:4, got 'partition=a'"),
+        (SLURM, "arguments: [--nodes=4]", "must not have --nodes. Write the keys nodes"),
+        (SLURM, "arguments: [-J, a]", "must not have -J. Trainyard sets it"),
+        (SLURM, "min_nodes: 4", "min_nodes: must not be above nodes (1), got 4"),
+        (KUBERNETES, "pod: {nodeSelector: {gpu: true}}", "pod: nodeSelector has gpu: True. Put"),
+        (KUBERNETES, "pod: {node_selector: {}}", "no node_selector; the nearest valid name is 'no"),
+        (KUBERNETES, "pod: {imagePullSecret: a}", "the nearest valid name is 'imagePullSecrets'"),
+        (KUBERNETES, "pod: {spec: {}}", "pod: is a PodSpec itself. Write the keys of spec into it"),
         (KUBERNETES, "namespace: Training Space", "namespace: must be lower-case letters"),
         (KUBERNETES, "namespace: team.a", "namespace: must be lower-case letters"),
         (KUBERNETES, "secret: not a name", "secret: must be lower-case letters"),
@@ -134,6 +183,12 @@ def test_a_wrong_value_is_told_the_rule_in_words_and_an_example(refuse, text, li
     error = refuse(text + line + "\n")
     assert message in error and "hosts/lab.yaml:3: " in error
     assert "pattern" not in error
+
+
+def test_options_of_sbatch_may_be_in_two_words(write):
+    text = f"{SLURM}arguments: [-p, main, --gres=gpu:4, --comment=two words]\n"
+    hosts = load_config(write(text), {"train.hosts": "lab", "train.workers": 1}).hosts
+    assert hosts.arguments == ["-p", "main", "--gres=gpu:4", "--comment=two words"]
 
 
 @pytest.mark.parametrize(

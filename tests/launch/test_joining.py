@@ -213,7 +213,21 @@ CLUSTER = {"worker": ["a:1", "b:2"]}
         ({"cluster": {}, "task": {"type": "worker", "index": 0}}, "its cluster has 0 of them"),
         ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "has 2 of them"),
         ({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}}, "has 0 of them"),
-        ({"cluster": CLUSTER, "task": {"type": "worker", "index": -1}}, "a different host:port"),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": -1}}, "a whole number, got -1"),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 0.5}}, "a whole number, got 0.5"),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": True}}, "whole number, got True"),
+        ("{'cluster': {}}", 'It is JSON, such as {"cluster": {"worker": ["host:port", ...]}'),
+        (
+            {"cluster": {"worker": ["a:1", "b:0"]}, "task": {"type": "worker", "index": 0}},
+            "a different host:port for each worker",
+        ),
+        (
+            {
+                "cluster": {**CLUSTER, "chief": ["c:3", "d:4"]},
+                "task": {"type": "chief", "index": 0},
+            },
+            "must have at most one chief",
+        ),
         (
             {"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}},
             "a different host:port for each worker",
@@ -241,6 +255,11 @@ def test_a_chief_is_worker_0():
     for role, index, expected in (("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)):
         text = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
         assert read_tf_config(text) == (expected, ["a:1", "b:2", "c:3"])
+
+
+def test_a_role_without_replicas_is_none():
+    text = json.dumps({"cluster": CLUSTER | {"ps": []}, "task": {"type": "worker", "index": 0}})
+    assert read_tf_config(text).worker == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pipeline_ops.errors import ConfigError, MachineError
 from pipeline_ops.launch.host_pool import HostPool
 from pipeline_ops.places.local import LocalLauncher
 from pipeline_ops.places.slurm import SlurmHosts, SlurmLauncher
+from pipeline_ops.places.ssh import SshHosts, build_ssh_command
 
 
 @pytest.mark.parametrize("broken", ["nothing", "hostnames", "node"])
@@ -120,3 +121,9 @@ def test_hosts_are_kept_while_the_api_says_nothing_about_them(tmp_path):
         pool.allocate(lambda: None)
         assert pool.ready and pool.hosts["localhost"].connection is connection
         assert pool.wait_for(lambda: "an answer") == "an answer"
+
+
+def test_an_ssh_config_file_may_be_in_the_home_of_the_user(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    hosts = SshHosts(launcher="ssh", hosts=[{"name": "a"}], config_file="~/.ssh/other")
+    assert build_ssh_command(hosts, "a", ["true"])[:4] == ["ssh", "-T", "-F", "/home/me/.ssh/other"]

@@ -11,6 +11,7 @@ from config_files import write_config
 from launch.placed_training import PlacedTraining
 from outside_place import install_entry_points
 
+from pipeline_ops.cli.commands.schema import render_hosts_schema
 from pipeline_ops.cli.main import main
 from pipeline_ops.config import hosts
 from pipeline_ops.config.pipeline import load_config
@@ -66,6 +67,22 @@ def test_its_keys_are_checked_and_described_like_ours(outside_place, tmp_path, c
     assert main(["reference"]) == ExitCode.SUCCESS
     reference = capsys.readouterr().out.partition("`launcher: wrapped`")[2]
     assert "| `command` |" in reference and "The program and its arguments" in reference
+
+
+def test_a_broken_package_is_named_and_the_other_places_are_described(
+    tmp_path, monkeypatch, capsys
+):
+    with monkeypatch.context() as changes:
+        targets = {"lost": "no_such_module:Hosts"}
+        install_entry_points(tmp_path / "outside", changes, hosts.ENTRY_POINTS, targets)
+        for words in (["schema", "--hosts"], ["reference"]):
+            assert main(words) == ExitCode.SUCCESS
+            output = capsys.readouterr()
+            assert "launcher lost: its entry point no_such_module:Hosts" in output.err
+            assert "lost" in output.out and "tf_config" in output.out
+        schema = json.loads(render_hosts_schema())
+        assert "lost" in schema["properties"]["launcher"]["enum"]
+    hosts.find_entry_points.cache_clear()
 
 
 def test_a_host_without_its_package_is_told_the_entry_point(outside_place, tmp_path):

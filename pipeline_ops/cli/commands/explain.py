@@ -195,11 +195,11 @@ def _describe_hosts(config: PipelineConfig) -> Iterator[str]:
 
     places = [
         f"{task:<12}{hosts.launcher:<12}hosts/{getattr(config, task).runs_on}.yaml"
-        for task in TASKS
         if (hosts := config.find_job_hosts(task))
+        else f"{task:<12}the host and the interpreter of Airflow's worker"
+        for task in TASKS
     ]
-    if places:
-        yield "\n".join(["task        runs on", *places])
+    yield "\n".join(["task        runs on", *places])
     hosts = as_section(config.hosts) if config.hosts else None
     gang = hosts.list_hosts() if hosts else LocalLauncher().allocate(lambda: None)
     attempt: Attempt = Attempt(Layout(config.root, config.pipeline).attempts("RUN", "train"))

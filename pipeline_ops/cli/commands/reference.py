@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from pipeline_ops.cli.templates import render_template
 from pipeline_ops.config.fields import ConfigField, TaskSection, collect_fields, read_descriptions
-from pipeline_ops.config.hosts import Hosts, find_section, list_launchers
+from pipeline_ops.config.hosts import Hosts, find_sections
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.errors import ConfigError
 
@@ -106,10 +107,13 @@ def render_reference() -> str:
     tasks = [_list_cells(each) for each in collect_fields(TaskSection).values()]
     shared = collect_fields(Hosts)
     launchers = {"all launchers": ("", _list_rows(Hosts, without=("launcher",)))}
-    for launcher in list_launchers():
-        model = find_section(launcher)
+    found, problems = find_sections()
+    for launcher, model in found.items():
         rows = _list_rows(model, without=[key for key in shared if key != "launcher"])
         launchers[f"`launcher: {launcher}`"] = inspect.cleandoc(model.__doc__ or ""), rows
+    for launcher, problem in problems.items():
+        print(problem, file=sys.stderr)
+        launchers[f"`launcher: {launcher}`"] = problem, []
     return render_template("reference.md", sections=sections, tasks=tasks, launchers=launchers)
 
 

@@ -7,6 +7,7 @@ trainyard schema --hosts > configs/hosts/hosts.schema.json
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from pipeline_ops.cli.commands.reference import get_docstring
 from pipeline_ops.config.fields import JsonSchema
-from pipeline_ops.config.hosts import find_section, list_launchers
+from pipeline_ops.config.hosts import find_sections
 from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.config.preprocess import make_stage_schema
 from pipeline_ops.config.schema import DIALECT, make_schemas, make_switch, refer_to
@@ -63,10 +64,14 @@ def render_schema() -> str:
 
 def render_hosts_schema() -> str:
     """Renders the schema of a hosts file."""
-    launchers = list_launchers()
-    names, definitions = make_schemas(map(find_section, launchers))
-    kinds = dict(zip(launchers, map(refer_to, names), strict=True))
-    texts = [definitions[name]["description"] for name in names]
+    launchers, problems = find_sections()
+    names, definitions = make_schemas(launchers.values())
+    kinds: dict[str, JsonSchema] = dict(zip(launchers, map(refer_to, names), strict=True))
+    texts = [definitions[name].get("description", "") for name in names]
+    for launcher, problem in problems.items():  # an editor knows the name, and no keys
+        print(problem, file=sys.stderr)
+        kinds[launcher] = {}
+        texts.append(problem)
     return _render(make_switch("launcher", kinds, texts), definitions)
 
 

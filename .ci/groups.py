@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
 GROUPS = {
     "airflow": Group(
-        22,
+        23,
         (
             "dags",
             "pipeline_ops/cli",
@@ -46,7 +46,7 @@ GROUPS = {
         ),
     ),
     "stores": Group(
-        12,
+        13,
         (
             "beam_jobs/sources",
             "pipeline_ops/contract",
@@ -62,7 +62,7 @@ GROUPS = {
         ),
     ),
     "hosts": Group(
-        15,
+        17,
         (
             "pipeline_ops/contract",
             "pipeline_ops/job/",
@@ -95,9 +95,9 @@ GROUPS = {
             "pipeline_ops/system",
         ),
     ),
-    "training": Group(20, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
+    "training": Group(22, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
     "models": Group(
-        20,
+        21,
         (
             "pipeline_ops/evaluation",
             "pipeline_ops/export",

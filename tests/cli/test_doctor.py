@@ -249,6 +249,7 @@ def plant_missing_cluster(doctor, monkeypatch):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@pytest.mark.hosts
 def test_a_planted_fault_is_found(doctor, monkeypatch, fault, check, text):
     """A fault is a function, or what each of some parts of the pipeline is."""
     if callable(fault):
@@ -305,6 +306,7 @@ def test_a_limit_of_the_host_is_found(command, text):
     assert text in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.hosts
 def test_a_missing_bucket_and_an_unreachable_store_are_found(doctor, make_root):
     doctor.set("storage", root="s3://no-such-bucket/root", endpoint=make_root("s3").server.address)
     assert "no-such-bucket" in doctor.examine()["storage.root"]
@@ -344,10 +346,12 @@ class TestKubernetes:
         volume = {"claim": "root", "mount": str(doctor.folder)}
         return HOSTS | {"volumes": [volume]}
 
+    @pytest.mark.hosts
     def test_the_roles_in_rbac_yaml_are_enough(self, doctor, cluster, pods):
         doctor.run_on(pods)
         assert doctor.examine() == {}
 
+    @pytest.mark.hosts
     def test_missing_rights_are_found(self, doctor, cluster, pods, monkeypatch):
         monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig("trainyard-supervisor")))
         doctor.run_on(pods)
@@ -367,6 +371,7 @@ class TestKubernetes:
         doctor.run_on(pods | account, ("train",))
         assert doctor.examine() == {}
 
+    @pytest.mark.hosts
     def test_a_cluster_that_does_not_answer_is_found(self, doctor, cluster, pods):
         doctor.run_on(pods)
         cluster.stop()
@@ -423,6 +428,7 @@ class TestSshHosts:
         doctor.run_on(hosts)
         assert doctor.examine() == {}
 
+    @pytest.mark.hosts
     def test_an_unreachable_host_is_found(self, doctor, hosts, network):
         network.cut(network.hosts[1])
         doctor.run_on(hosts)

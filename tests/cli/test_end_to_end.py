@@ -98,6 +98,7 @@ def test_a_run_listens_on_loopback_alone(first_run, trainyard):
 @pytest.mark.parametrize(
     "route", ["/api/v2/dags", "/api/v2/connections", "/execution/variables/any"]
 )
+@pytest.mark.airflow
 def test_a_client_on_loopback_without_credentials_gets_nothing(ui, route):
     """F5."""
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -273,6 +274,7 @@ def asking(ui, trainyard):
 
 
 @needs_chromium
+@pytest.mark.airflow
 def test_a_person_with_nothing_but_a_browser_retrains_watches_approves_and_rolls_back(
     asking, first_run, trainyard
 ):

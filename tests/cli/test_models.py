@@ -148,6 +148,7 @@ def test_a_bucket_that_is_not_there_is_named(command):
     assert "Create it, or name another" in command(*words, status=78)
 
 
+@pytest.mark.stores
 def test_a_store_that_can_not_be_reached_is_a_machine_failure(s3_uri):
     words = ["models", "--registry", s3_uri.removesuffix("/digits"), "--model", "digits"]
     argv = [sys.executable, "-m", "pipeline_ops.cli.main", *words]

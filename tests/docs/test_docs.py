@@ -265,6 +265,7 @@ def test_the_table_of_tutorials_counts_the_lines_that_changed():
     assert {name: number for number, name in rows} == found
 
 
+@pytest.mark.training
 def test_model_and_step_of_the_page_pass_the_check(tmp_path):
     names = {"keras.optimizers.Lion": "my_compiled", "def train_step": "my_net"}
     for text, name in names.items():

@@ -70,6 +70,7 @@ def shop(sandbox, black_tests, standardizing_model):
     return dataclasses.replace(sandbox, saved_models=models, dataset=black_tests[0])
 
 
+@pytest.mark.models
 def test_a_challenger_with_such_answers_is_refused_with_their_keys(shop, black_tests):
     slices = [{"by": "image_bytes", "edges": [90], "name": "size"}]
     plan = shop.plan("evaluate", shop.train("standardizing"), evaluate__slices=slices)

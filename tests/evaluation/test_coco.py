@@ -364,6 +364,7 @@ def test_the_matches_of_some_images_are_those_that_they_have_alone():
     assert {name: value.item() for name, value in found.items()} == pytest.approx(alone, abs=1e-9)
 
 
+@pytest.mark.models
 def test_the_draws_of_a_thousand_images_take_seconds():
     """There are 100 detections in each image, of which most are wrong, and eight true boxes."""
     generator = np.random.default_rng(15)
@@ -423,6 +424,7 @@ def build_whole_group(models, num_images) -> ExampleGroup:
     ],
 )
 @pytest.mark.parametrize("metric", ["map", "mar_100"])
+@pytest.mark.models
 def test_a_detector_is_compared_with_the_champion_at_a_confidence(
     metric, noise, bound, passed, is_noise
 ):

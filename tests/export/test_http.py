@@ -39,6 +39,7 @@ def get(path: bytes = b"/health", host: bytes = b"localhost") -> bytes:
     ],
     ids=["long_line", "long_body", "long_chunk", "two_lengths", "put", "version", "path"],
 )
+@pytest.mark.models
 def test_what_is_too_long_or_not_served_gets_its_status(server, request_, status):
     """F18."""
     received = server.send(request_)
@@ -136,6 +137,7 @@ def test_a_body_that_does_not_arrive_in_time_is_refused():
         assert server.is_alive()
 
 
+@pytest.mark.models
 def test_all_bodies_together_have_a_limit():
     """M9: 24 unfinished bodies of 63 MiB were 2 GB. One that is given up makes room again."""
     with running() as server:

@@ -57,6 +57,7 @@ def check(training: PlannedTraining) -> None:
 @pytest.mark.parametrize(
     "options", [{"line": BESIDE}, pytest.param({"in_loss": BESIDE}, marks=pytest.mark.models)]
 )
+@pytest.mark.models
 def test_a_file_beside_the_module_must_be_named(author, options):
     with pytest.raises(ConfigError, match=r'digits\.yaml:.*train\.files: \["labels\.txt"\]'):
         check(author(**options))

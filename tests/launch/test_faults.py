@@ -52,6 +52,7 @@ FAULTS = [
         for fault in FAULTS
     ],
 )
+@pytest.mark.faults
 def test_a_lost_process_of_any_role_is_named_and_costs_a_restart_and_changes_nothing(
     start, undisturbed, role, number, message
 ):

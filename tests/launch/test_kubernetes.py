@@ -176,6 +176,7 @@ def test_each_right_of_the_supervisors_role_is_needed_and_no_other(account, make
     assert account.refused == set()
 
 
+@pytest.mark.hosts
 def test_a_missing_right_is_an_error_that_leaves_nothing(
     cluster, account, make_launcher, monkeypatch
 ):

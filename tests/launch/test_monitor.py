@@ -148,6 +148,7 @@ def test_one_worker_that_validates_keeps_the_waiting_ones_alive(tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["callbacks", "validate", "input", "compiling", "finishing"])
+@pytest.mark.hosts
 def test_the_worker_that_is_silent_in_a_phase_is_named_and_not_those_who_wait(tmp_path, phase):
     scene = Scene(tmp_path, step_timeout_seconds=1, steps_per_call=1, phase_timeout_seconds=2)
     scene.reports("worker 1", phase)

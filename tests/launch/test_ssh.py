@@ -68,6 +68,7 @@ def read_namespace(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/net").st_ino
 
 
+@pytest.mark.hosts
 def test_two_hosts_train_what_one_machine_trains(start, undisturbed):
     job = start(hosts=2, is_held=True)
     job.wait_until_held()

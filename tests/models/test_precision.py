@@ -152,6 +152,7 @@ def set_policy(name: str) -> str:
 @pytest.mark.parametrize("for_training", [True, False], ids=["trained", "served"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("call", ["keras.backend.clear_session()", "keras.utils.clear_session()"])
+@pytest.mark.models
 def test_clear_session_is_refused_by_name(write, call, precision, for_training):
     for module in (write(called=call), write(imported=call)):
         with pytest.raises(ConfigError, match=rf"^train.model: {module}:build calls .*clear_sess"):
@@ -170,6 +171,7 @@ def test_clear_session_is_refused_by_name(write, call, precision, for_training):
         ("float32", "float64", "give single layers the argument dtype."),
     ],
 )
+@pytest.mark.models
 def test_another_policy_is_refused_with_the_key(write, precision, policy, cure, for_training):
     setting = set_policy(policy)
     for module in (

@@ -62,6 +62,7 @@ def build(user_package):
 
 @pytest.mark.parametrize("name", SOFTMAX)
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.models
 def test_a_model_that_ends_in_softmax_returns_logits(build, images, name, training):
     model, own = build(name)
     outputs = tf.function(lambda: model(images, training=training))().numpy()

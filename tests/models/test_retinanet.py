@@ -189,6 +189,7 @@ def test_what_can_not_be_built_is_refused(options, problem):
         build(**options)
 
 
+@pytest.mark.models
 def test_the_statistics_of_a_backbone_settle_as_fast_as_its_momentum_says():
     """Inference takes them. Those of MobileNetV2 need thousands of steps with Keras's momentum."""
     images = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 1)).astype(np.float32)

@@ -160,6 +160,7 @@ def test_a_changed_learning_rate_is_named_as_the_reason(run):
     assert changed.handle.reason == "config optimizer.learning_rate: 0.001 -> 0.002"
 
 
+@pytest.mark.airflow
 def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, monkeypatch):
     (tmp_path / "hold").touch()
     monkeypatch.setenv("TRAINYARD_TEST_HOLD", str(tmp_path))

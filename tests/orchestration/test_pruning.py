@@ -57,6 +57,7 @@ def test_a_trial_with_a_number_of_steps_is_pruned_before_its_last_epoch(dataset,
         run.try_out(hopeless)
 
 
+@pytest.mark.airflow
 def test_a_hopeless_trial_is_pruned_and_stays_pruned(dataset, tmp_path):
     run = start_run(tmp_path, dataset)
     good, hopeless = run.search()

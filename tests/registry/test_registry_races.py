@@ -24,6 +24,7 @@ def damage(registry: Registry) -> list[str]:
     return found
 
 
+@pytest.mark.stores
 def test_publishers_at_once_get_a_number_each(registry):
     publishers = [start(publish_many, str(registry.location), tag, 4) for tag in "abc"]
     for publisher in publishers:

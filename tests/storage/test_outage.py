@@ -36,6 +36,7 @@ def list_warnings(caplog, logger: str) -> list[str]:
     return [record.getMessage() for record in found if record.name.startswith(logger)]
 
 
+@pytest.mark.stores
 def test_every_request_outlasts_an_outage_of_which_one_line_speaks(proxied, tmp_path, caplog):
     """N6."""
     proxy, root = proxied
@@ -87,6 +88,7 @@ def test_a_create_whose_answer_is_lost_in_an_outage_is_known_by_its_content(prox
     assert (root / "mine").read() == b"mine"
 
 
+@pytest.mark.stores
 def test_after_its_patience_a_request_fails_and_later_ones_fail_soon(proxied, caplog):
     """N6."""
     proxy, root = proxied

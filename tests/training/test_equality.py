@@ -260,6 +260,7 @@ def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
         for name, row in ROWS.items()
     ],
 )
+@pytest.mark.training
 def test_the_weights_are_those_of_one_device(trained, row, record_property):
     difference = distance(trained(ALONE | row.options), trained(ALONE | row.options | row.changed))
     record_property("difference", difference)

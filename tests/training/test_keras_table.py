@@ -197,6 +197,7 @@ def test_every_pair_of_values_stands_in_some_row():
         for row in ROWS
     ],
 )
+@pytest.mark.training
 def test_a_model_trains_as_in_keras_or_is_refused_by_name(folders, row):
     found = [read(folder, row) for folder in folders[row.place]]
     if refusal := find_refusal(row):

@@ -35,6 +35,7 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize("augment", [{"mixup": 0.2}, {"cutmix": 0.25}], ids=lambda each: [*each][0])
+@pytest.mark.training
 def test_the_weights_are_those_of_fit_with_soft_labels(dataset, augment):
     config = Train.model_validate(
         {

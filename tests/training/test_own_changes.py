@@ -50,6 +50,7 @@ def line_of(text: str) -> int:
         ("jiter", "has no function 'jiter'; the nearest valid name is 'jitter'", None),
     ],
 )
+@pytest.mark.training
 def test_what_is_no_function_of_image_and_seed_is_refused(user_package, name, message, place):
     with pytest.raises(ConfigError, match=rf"^train\.input\.augment\.own: .*{name}") as refused:
         load(name)

@@ -41,6 +41,7 @@ def train(make_job, host_pool, name: str, on_event=None, **options):
 DIGITS = {"train__dataset": "acme_vision.examples:digits"}
 
 
+@pytest.mark.training
 def test_two_workers_train_as_one_does_and_a_killed_one_goes_on(make_job, host_pool):
     state, alone = train(make_job, host_pool, "alone", **DIGITS, **ALONE)
     assert state.step == -(-2 * 700 // 32)

@@ -142,6 +142,7 @@ def select(*names: str) -> list:
 
 
 @pytest.mark.parametrize("name", select(*REFUSED))
+@pytest.mark.training
 def test_a_model_that_is_more_than_its_weights_is_refused(tmp_path, name):
     with pytest.raises(ConfigError) as refused:
         check(tmp_path, name)
@@ -151,6 +152,7 @@ def test_a_model_that_is_more_than_its_weights_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", select(*SOUND))
+@pytest.mark.training
 def test_a_model_that_is_its_weights_passes(tmp_path, name):
     check(tmp_path, name)
 

@@ -69,6 +69,7 @@ def options(steps: int) -> dict:
 
 
 @pytest.mark.parametrize("steps", [5, STEPS_PER_EPOCH])
+@pytest.mark.training
 def test_a_training_may_have_fewer_steps_than_an_epoch(make_job, host_pool, steps):
     job = make_job("short", **options(steps))
     run_gang(job, host_pool)

@@ -306,6 +306,7 @@ def test_a_model_for_other_classes_takes_all_but_the_class_outputs(make, write, 
 
 
 @pytest.mark.parametrize("include_top", [False, True])
+@pytest.mark.training
 def test_the_files_of_keras_applications_fill_the_backbone(tmp_path, include_top):
     import h5py
     import keras
@@ -579,6 +580,7 @@ def test_a_damaged_file_of_every_kind_is_named(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npz", "weights.h5", "keras"])
+@pytest.mark.training
 def test_a_lack_of_memory_is_one_of_the_machine_and_names_the_file(kind, tmp_path):
     command = [sys.executable, little_memory.__file__, kind, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(CODE_ROOT), "CUDA_VISIBLE_DEVICES": ""}

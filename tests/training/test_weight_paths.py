@@ -80,6 +80,7 @@ def run(folder: Path, kind: str, step: int, seed: int) -> tuple[list[str], np.nd
         pytest.param("nested", marks=pytest.mark.training),
     ],
 )
+@pytest.mark.training
 def test_a_training_goes_on_where_another_process_makes_the_layers_in_another_order(tmp_path, kind):
     first_paths, before, after = run(tmp_path, kind, 0, seed=1)
     paths, again, later = run(tmp_path, kind, 3, seed=2)

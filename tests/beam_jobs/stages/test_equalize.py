@@ -79,6 +79,7 @@ def make_images(height: int, width: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize("limit", [1.0, 2.0, 4.0, 40.0])
+@pytest.mark.models
 def test_a_served_model_equalises_as_the_stage_does(limit, parts, channels):
     options = Equalize(limit=limit, parts=parts)
     served = trace(options, channels)

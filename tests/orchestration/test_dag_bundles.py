@@ -145,8 +145,9 @@ def test_the_api_server_needs_no_file_of_the_bundle(airflow, repository):
     run = airflow.trigger()
     attempt = bring_to(run, "deferred")
     address, query = "/trainyard/pipelines/digits", {"run_id": run.run_id}
-    answer = airflow.account.call("GET", f"{address}/progress", params=query)
-    assert answer.status_code == 200 and "loss" in answer.text, answer.text[:2000]
+    wait_until(
+        lambda: "loss" in airflow.account.call("GET", f"{address}/progress", params=query).text
+    )
     assert "three" in airflow.account.call("GET", f"{address}/models").text
     airflow.kill("triggerer")
     act(airflow, run, "run failed")

@@ -27,6 +27,7 @@ _COMMANDS = {
     "validate": "Check configs.",
     "doctor": "Check this machine, and all that a pipeline needs.",
     "explain": "Show which tasks a run would execute, which are cached, and why.",
+    "runs": "List the runs of a pipeline, the newest first, with what has become of each.",
     "models": "List, promote, roll back, alias, retire and fetch published models.",
     "gc": "Remove runs and artifacts that nothing needs.",
     "serve": "Serve a published model over HTTP.",

@@ -14,13 +14,14 @@ from pipeline_ops.config.pipeline import PipelineConfig
 from pipeline_ops.contract.dataset import DATA_PAGE, SPLITS, DatasetFigures, list_shards
 from pipeline_ops.contract.layout import TRIAL, Layout
 from pipeline_ops.contract.manifest import WARM_START, Manifest, find_file, read_manifest
-from pipeline_ops.contract.outcome import RunOutcome, find_failed, find_outcome
+from pipeline_ops.contract.outcome import RunOutcome, find_failed
 from pipeline_ops.contract.results import (
     PREDICTIONS,
     EvaluationFigures,
     ModelFigures,
     TrainingFigures,
 )
+from pipeline_ops.contract.run_summary import find_outcome
 from pipeline_ops.contract.task_record import find_report
 from pipeline_ops.planning.job_kinds import JOBS
 from pipeline_ops.planning.trials import read_search

@@ -77,10 +77,15 @@ class Layout:
         """The same file as one below the storage root, so that no folder on the way is a link."""
         return self.root / str(file).removeprefix(f"{self.root}/")
 
+    @property
+    def runs(self) -> StorePath:
+        """The folder with a folder for each run."""
+        return self.root / "runs" / self.pipeline
+
     def run_folder(self, run_id: str) -> StorePath:
         """The folder of a run. Users may choose run ids, so unsafe characters are encoded."""
         name = re.sub(r"^\.", "%2E", quote(run_id, safe="+:@=,"))
-        return self.root / "runs" / self.pipeline / name
+        return self.runs / name
 
     def task_record(self, run_id: str, task: str) -> StorePath:
         return self.run_folder(run_id) / f"{task}.json"

@@ -10,20 +10,18 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline_ops.contract.dataset import DatasetFigures
-from pipeline_ops.contract.layout import Layout, parse_artifact_uri
+from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.results import EvaluationFigures, ModelFigures, format_figure
 from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.storage.local_files import format_json
-from pipeline_ops.storage.parsing import JsonModel, read_json_as
+from pipeline_ops.storage.parsing import JsonModel
 from pipeline_ops.storage.request_cache import cache_requests, map_requests
 
 Kind = Literal[
@@ -297,107 +295,3 @@ def find_failed(states: Mapping[str, str], run_state: str) -> str:
     failed = (task for task, state in states.items() if state == "failed")
     not_done = (task for task, state in states.items() if state != "success")
     return next(failed, next(not_done, "export"))
-
-
-def find_outcome(
-    layout: Layout, run_id: str, started: float | None, tries: Mapping[str, int], **state: Any
-) -> RunOutcome:
-    """Finds what has become of a run, by its summary or else by its records.
-
-    `started` is when Airflow started the run, and `tries` are the numbers of its tasks' tries.
-    `state` are the fields of `RunFacts` that Airflow knows. A summary from before the run was
-    cleared does not count. Raises DataError for a damaged file.
-    """
-    if not state.get("is_finished", True):
-        return describe_outcome(RunFacts({}, root=str(layout.root), **state))
-    summary = read_summary(layout, run_id)
-    before = summary.started if summary else None
-    if summary and started and before and abs(started - before) < _SAME_SECONDS:
-        return summary.outcome
-    return describe_outcome(dataclasses.replace(read_facts(layout, run_id, tries), **state))
-
-
-class MetricSummary(JsonModel):
-    """A metric that the gate has judged. `low` and `high` are the difference's 95 % interval."""
-
-    value: float
-    champion: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-class TaskSummary(JsonModel):
-    """How one task has ended."""
-
-    state: str
-    cached: bool = False
-    fingerprint: str = ""
-
-
-class RunSummary(JsonModel):
-    """One finished run, for tables: about 1 kB. Times are in seconds since 1970."""
-
-    run_id: str = Field(max_length=1000)
-    outcome: RunOutcome
-    started: float | None = None
-    ended: float
-    triggered_by: str = ""
-    metrics: dict[str, MetricSummary] = {}
-    version: int | None = None
-    champion: int | None = None
-    """The version in service at the evaluation."""
-    num_examples: dict[str, int] = {}
-    num_rejected: int = 0
-    tasks: dict[str, TaskSummary] = {}
-    values: dict[str, Any] = {}
-    """What the run has set by its conf, by key."""
-
-
-def summarize(facts: RunFacts, run_id: str, **about: Any) -> RunSummary:
-    """Summarizes a run that has ended now. `about` are fields that Airflow knows."""
-    evaluation, model, dataset = facts.evaluation, facts.model, facts.dataset
-    return RunSummary(
-        run_id=run_id,
-        outcome=describe_outcome(facts),
-        ended=time.time(),
-        metrics=_summarize_metrics(evaluation) if evaluation else {},
-        version=model.version if model else None,
-        champion=evaluation.champion_version if evaluation else None,
-        num_examples=dataset.num_examples if dataset else {},
-        num_rejected=dataset.num_rejected if dataset else 0,
-        tasks={
-            task: TaskSummary(
-                state=record.state,
-                cached=record.cached,
-                fingerprint=place[2]
-                if (place := parse_artifact_uri(record.manifest or ""))
-                else "",
-            )
-            for task, record in facts.records.items()
-            if record
-        },
-        **about,
-    )
-
-
-def _summarize_metrics(figures: EvaluationFigures) -> dict[str, MetricSummary]:
-    """Returns the metrics that the gate has judged on the whole test split, or else all."""
-    ours, theirs = figures.challenger.metrics, figures.champion
-    judged = [rule.metric for rule in figures.rules if not rule.subject and rule.metric in ours]
-    return {
-        name: MetricSummary(
-            value=ours[name],
-            champion=theirs.metrics.get(name) if theirs else None,
-            **dict(zip(("low", "high"), figures.differences.get(name, ()), strict=False)),
-        )
-        for name in dict.fromkeys(judged or ours)
-    }
-
-
-def write_summary(layout: Layout, summary: RunSummary) -> None:
-    layout.run_summary(summary.run_id).write(format_json(summary.model_dump(mode="json")))
-
-
-def read_summary(layout: Layout, run_id: str) -> RunSummary | None:
-    """The summary of a run, or None if it left none. Raises DataError if it is damaged."""
-    return read_json_as(RunSummary, layout.run_summary(run_id), _SUMMARY_BYTES)

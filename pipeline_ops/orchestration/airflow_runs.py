@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Iterable
 
 from pydantic import ValidationError
@@ -24,11 +25,14 @@ from pipeline_ops.orchestration.airflow_models import (
     DagRun,
     DagTag,
     SerializedDagModel,
+    TaskInstance,
 )
 
 use_airflow_connections()
 
 _MAX_PLANS, _MAX_VERSIONS = 1000, 100
+ACTIVE = ("running", "deferred", "awaiting_input", "queued", "up_for_retry", "restarting")
+"""The states of a task whose turn has come."""
 
 
 class NotFound(TrainyardError):
@@ -41,6 +45,13 @@ class _Plan:
 
     ref: PipelineRef
     tasks: tuple[str, ...]
+
+    def sort(self, tasks: Iterable[TaskState]) -> list[TaskState]:
+        positions = {task_id: position for position, task_id in enumerate(self.tasks)}
+        return sorted(
+            tasks,
+            key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index),
+        )
 
 
 _plans: dict[str, _Plan | None] = {}
@@ -61,6 +72,10 @@ class TaskState:
     ended: dt.datetime | None
     timeout: dt.datetime | None = None
     """Until when the task waits for its trigger, or for an answer."""
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ACTIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,21 +116,42 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     if run is None:
         raise NotFound(f"There is no run {run_id} of {dag_id}.")
     plan = _find_plan(dag_id, session, run)
-    tasks = [
-        TaskState(
-            task.task_id,
-            task.map_index,
-            str(task.state or ""),
-            task.try_number,
-            task.start_date,
-            task.end_date,
-            task.trigger_timeout,
-        )
-        for task in DagRun.fetch_task_instances(dag_id=dag_id, run_id=run_id, session=session)
-    ]
-    positions = {task_id: position for position, task_id in enumerate(plan.tasks)}
-    tasks.sort(key=lambda task: (positions.get(task.task_id, len(positions)), task.map_index))
+    found = DagRun.fetch_task_instances(dag_id=dag_id, run_id=run_id, session=session)
+    tasks = plan.sort(map(_view_task, found))
     return PipelineRun(plan.ref, dag_id, run_id, str(run.state), tuple(tasks), run.start_date)
+
+
+def list_runs(
+    dag_id: str, session: Session, limit: int, offset: int
+) -> list[tuple[DagRun, list[TaskState]]]:
+    """Lists runs of a DAG, the newest first, with their tasks in the order of the DAG."""
+    plan = _find_plan(dag_id, session)
+    runs = session.scalars(
+        select(DagRun)
+        .where(DagRun.dag_id == dag_id)
+        .order_by(DagRun.run_after.desc(), DagRun.id.desc())
+        .limit(limit)
+        .offset(offset)
+    ).all()
+    tasks = defaultdict[str, list[TaskState]](list)
+    instances = select(TaskInstance).where(
+        TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_([run.run_id for run in runs])
+    )
+    for instance in session.scalars(instances):
+        tasks[instance.run_id].append(_view_task(instance))
+    return [(run, plan.sort(tasks[run.run_id])) for run in runs]
+
+
+def _view_task(task: TaskInstance) -> TaskState:
+    return TaskState(
+        task.task_id,
+        task.map_index,
+        str(task.state or ""),
+        task.try_number,
+        task.start_date,
+        task.end_date,
+        task.trigger_timeout,
+    )
 
 
 def find_pipelines(dag_ids: Iterable[str], session: Session) -> list[str]:

@@ -25,8 +25,9 @@ from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.config.run_conf import load_run_config_or_author
 from pipeline_ops.contract.dataset import STATISTICS
 from pipeline_ops.contract.manifest import find_file, read_manifest
-from pipeline_ops.contract.outcome import describe_outcome, read_facts, read_summary
+from pipeline_ops.contract.outcome import describe_outcome, read_facts
 from pipeline_ops.contract.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.contract.run_summary import read_summary
 from pipeline_ops.contract.task_record import find_recorded_manifest
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.task_run import TaskRun

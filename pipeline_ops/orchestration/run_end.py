@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from pipeline_ops.contract.outcome import OUTCOME_KEY, read_facts, summarize, write_summary
+from pipeline_ops.contract.outcome import OUTCOME_KEY, read_facts
+from pipeline_ops.contract.run_summary import summarize, write_summary
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.task_run import TaskRun
 

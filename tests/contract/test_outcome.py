@@ -14,13 +14,15 @@ from pipeline_ops.contract.outcome import (
     RunFacts,
     describe_outcome,
     find_failed,
-    find_outcome,
     is_ending_event,
+)
+from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.contract.run_summary import (
+    find_outcome,
     read_summary,
     summarize,
     write_summary,
 )
-from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
 from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.storage.open_store import open_root

@@ -26,8 +26,9 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.dataset import STATISTICS
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import NAME, list_files, write_manifest
-from pipeline_ops.contract.outcome import RunFacts, summarize, write_summary
+from pipeline_ops.contract.outcome import RunFacts
 from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.contract.run_summary import summarize, write_summary
 from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.orchestration.factory import make_dag

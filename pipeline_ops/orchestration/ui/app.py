@@ -16,11 +16,12 @@ from typing import Annotated, Literal
 from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
-from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Form, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from pipeline_ops.contract.dataset import DATA_PAGE
 from pipeline_ops.contract.manifest import find_file
+from pipeline_ops.contract.outcome import Kind
 from pipeline_ops.contract.task_record import find_recorded_manifest, find_report
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.airflow_internals import (
@@ -45,6 +46,7 @@ from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.models import ModelView, view_model
 from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
 from pipeline_ops.orchestration.ui.progress import view_tasks
+from pipeline_ops.orchestration.ui.runs import WORDS, view_runs
 from pipeline_ops.registry.aliases import PREVIOUS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.store_options import wait_at_most
@@ -188,6 +190,7 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
+_MAX_PAGES = 1_000_000
 _STORE_SECONDS = 10
 """How long a page waits for an unreachable store."""
 
@@ -218,6 +221,27 @@ def get_file(name: str, suffix: str) -> Response:
     if f"{name}.{suffix}" not in FILES:
         raise HTTPException(404)
     return Response(FILES[f"{name}.{suffix}"], media_type=_MEDIA_TYPES[suffix])
+
+
+@app.get("/pipelines/{dag_id}/runs", dependencies=[CAN_READ_RUN])
+def show_runs(
+    dag_id: str,
+    session: SessionDep,
+    page: Annotated[int, Query(ge=0, le=_MAX_PAGES)] = 0,
+    kind: Kind | None = None,
+    all: bool | None = None,
+) -> HTMLResponse:
+    """Shows the runs of a pipeline. Without `all`, unchanged ones are hidden if most are."""
+    view = view_runs(dag_id, session, dt.datetime.now(dt.UTC), page, kind or "", all)
+    return render(
+        "runs.html",
+        IN_PIPELINE,
+        dag_id=dag_id,
+        view=view,
+        page=page,
+        kind=kind,
+        words=WORDS,
+    )
 
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[CAN_READ_RUN])

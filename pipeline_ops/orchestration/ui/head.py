@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 
 from pipeline_ops.contract.layout import APPROVE, TRIAL
-from pipeline_ops.contract.outcome import RunOutcome, find_failed, find_outcome
+from pipeline_ops.contract.outcome import RunOutcome, find_failed
+from pipeline_ops.contract.run_summary import find_outcome
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.orchestration.airflow_internals import SessionDep
 from pipeline_ops.orchestration.airflow_runs import PipelineRun
@@ -14,7 +15,6 @@ from pipeline_ops.orchestration.run_note import find_canceller
 from pipeline_ops.registry.aliases import CHAMPION
 from pipeline_ops.registry.registry import Registry
 
-_ACTIVE = ("running", "deferred", "awaiting_input", "queued", "up_for_retry", "restarting")
 _TONES = {
     "published": "good",
     "failed": "bad",
@@ -50,7 +50,7 @@ def view_head(run: PipelineRun, session: SessionDep) -> RunHead | None:
             {task.task_id: task.tries for task in tasks},
             is_finished=run.is_finished,
             failed=failed,
-            current=next((name for name, state in states.items() if state in _ACTIVE), ""),
+            current=next((task.task_id for task in tasks if task.is_active), ""),
             is_waiting=is_waiting,
             waits_until=approve.timeout if approve and is_waiting else None,
             ended_by=find_canceller(run.dag_id, run.run_id, run.started, session) if failed else "",

@@ -57,6 +57,18 @@ class TrainyardPlugin(AirflowPlugin):
     ]
     external_views = [
         {
+            "name": "Runs",
+            "href": f"{_RUN}/runs",
+            "destination": "dag",
+            "url_route": "trainyard_runs",
+        },
+        {
+            "name": "Model",
+            "href": f"{_RUN}/models",
+            "destination": "dag",
+            "url_route": "trainyard_model",
+        },
+        {
             "name": "Progress",
             "href": f"{_RUN}/progress?run_id={{RUN_ID}}",
             "destination": "dag_run",

@@ -17,6 +17,7 @@ FORM = {"version": "1", "expected": "2", "reason": "it was better"}
 ADDRESSES = {
     "GET /{name}.{suffix}": "/style.css",
     "GET /models": "/models",
+    "GET /pipelines/{dag_id}/runs": "runs",
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
     "GET /pipelines/{dag_id}/report/content": "report/content",

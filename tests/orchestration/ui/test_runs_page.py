@@ -1,0 +1,174 @@
+"""The table of runs, with runs in Airflow's database and summaries in the store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from typing import get_args
+
+import pytest
+from airflow_database import DAG, RUN
+from pages import Page
+
+from pipeline_ops.contract.outcome import Kind, RunOutcome
+from pipeline_ops.contract.run_summary import MetricSummary, RunSummary, write_summary
+from pipeline_ops.orchestration.airflow_models import DagRun, TaskInstance, create_session
+from pipeline_ops.orchestration.ui import runs
+
+NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
+TASKS = ("preprocess", "train", "evaluate", "export")
+
+
+def metric(value: float, low: float = -0.001, high: float = 0.009) -> MetricSummary:
+    return MetricSummary(value=value, champion=0.986, low=low, high=high)
+
+
+@pytest.fixture
+def add_run(run_writer):
+    """Adds finished runs with their summaries, each an hour older than the one before."""
+    added = []
+
+    def add(kind: str, started: dt.datetime | None = None, *, leaves=True, note="", **fields):
+        started = started or NOW - dt.timedelta(hours=1 + len(added))
+        run_id = f"run-{len(added)}+{kind}"
+        state = "failed" if kind in ("failed", "cancelled", "data_refused") else "success"
+        with create_session() as session:
+            dag_run = DagRun(
+                dag_id=DAG,
+                run_id=run_id,
+                run_type="manual",
+                state=state,
+                run_after=started,
+                start_date=started,
+                conf={},
+                triggering_user_name="anna",
+            )
+            dag_run.end_date = started + dt.timedelta(minutes=5)
+            session.add(dag_run)
+            if note:
+                dag_run.note = (note, "1")
+            session.flush()
+            first = session.query(TaskInstance).filter_by(run_id=RUN).first()
+            for number, task in enumerate(TASKS):
+                session.execute(
+                    TaskInstance.__table__.insert().values(
+                        id=uuid.uuid4(),
+                        task_id=task,
+                        dag_id=DAG,
+                        run_id=run_id,
+                        map_index=-1,
+                        state="failed" if state == "failed" and task == "train" else "success",
+                        try_number=1,
+                        max_tries=0,
+                        pool="default_pool",
+                        pool_slots=1,
+                        dag_version_id=first.dag_version_id,
+                        start_date=started + dt.timedelta(minutes=number),
+                        end_date=started + dt.timedelta(minutes=number, seconds=30),
+                    )
+                )
+        if leaves:
+            outcome = RunOutcome(kind=kind, sentence=f"The sentence of {kind}.")
+            summary = RunSummary(
+                run_id=run_id,
+                outcome=outcome,
+                started=started.timestamp(),
+                ended=dag_run.end_date.timestamp(),
+                **fields,
+            )
+            write_summary(run_writer.layout, summary)
+        added.append(run_id)
+        return run_id
+
+    runs._kept.clear()
+    yield add
+    with create_session() as session:
+        for run_id in added:
+            session.delete(session.query(DagRun).filter_by(dag_id=DAG, run_id=run_id).one())
+
+
+def look(client, **query) -> Page:
+    answer = client("viewer").get(f"/pipelines/{DAG}/runs", params=query)
+    assert answer.status_code == 200, answer.text
+    page = Page(answer.text)
+    page.text = " ".join(page.text.split())
+    return page
+
+
+def test_every_run_has_its_sentence_metrics_version_data_and_who(client, add_run):
+    add_run(
+        "published",
+        metrics={"accuracy": metric(0.99, 0.001, 0.007)},
+        version=3,
+        num_examples={"train": 1437, "test": 178},
+        num_rejected=2,
+        values={"train.epochs": 4},
+    )
+    add_run("refused", metrics={"accuracy": metric(0.98)}, note="look at <this>")
+    text = look(client).text
+    assert re.search(
+        r"published The sentence of published\. 0\.9900 \+0\.0040 3 1,615 2 rejected 2 min 00 s "
+        r"preprocess 30 s, train 30 s, evaluate 30 s, export 30 s train\.epochs=4 anna",
+        text,
+    ), text
+    assert "refused The sentence of refused. Note: look at <this>" in text
+    assert "−0.0060 within noise" in text
+    assert "Accuracy by run" in text
+    assert "In the last 24 hours: 1 running, 1 published, 1 refused." in text
+
+
+def test_unchanged_runs_are_hidden_where_they_are_most_and_every_kind_is_a_filter(client, add_run):
+    for _ in range(4):
+        add_run("unchanged")
+    add_run("failed")
+    page = look(client)
+    assert "The sentence of failed." in page.text and "sentence of unchanged" not in page.text
+    assert "4 more are hidden" in page.text
+    assert look(client, all=1).text.count("The sentence of unchanged.") == 4
+    only = look(client, kind="unchanged").text
+    assert only.count("The sentence of unchanged.") == 4 and "sentence of failed" not in only
+    assert client("viewer").get(f"/pipelines/{DAG}/runs", params={"kind": "x"}).status_code == 422
+
+
+def test_a_run_without_a_summary_of_its_last_start_is_read_from_its_records(client, add_run):
+    cancelled = add_run("cancelled", leaves=False)
+    stale = add_run("failed", started=NOW - dt.timedelta(hours=9))
+    with create_session() as session:
+        again = session.query(DagRun).filter_by(dag_id=DAG, run_id=stale).one()
+        again.start_date = NOW - dt.timedelta(hours=8)  # it was cleared
+    text = look(client).text
+    assert text.count("Failed in train, which left no message.") == 2, cancelled
+    assert "The sentence of failed." not in text
+
+
+def test_a_damaged_summary_is_named_and_the_others_are_shown(client, add_run, run_writer):
+    damaged = add_run("published")
+    add_run("refused")
+    run_writer.layout.run_summary(damaged).write(b"{")
+    runs._kept.clear()
+    text = look(client).text
+    assert "summary.json: not a valid RunSummary" in text and "The sentence of refused." in text
+
+
+def test_a_page_has_fifty_runs_and_reads_each_summary_once(client, add_run, monkeypatch):
+    for _ in range(runs.ROWS + 5):
+        add_run("published", metrics={"accuracy": metric(0.99)}, version=1)
+    read, original = [], runs.read_summary
+
+    def count(layout, run_id):
+        read.append(run_id)
+        return original(layout, run_id)
+
+    monkeypatch.setattr(runs, "read_summary", count)
+    first = client("viewer").get(f"/pipelines/{DAG}/runs")
+    again = look(client)
+    assert len(read) == len({*read}) <= runs.ROWS
+    assert len(first.content) < 300_000
+    assert "Older" in again.text and "Newer" not in again.text
+    older = look(client, page=1).text
+    assert older.count("The sentence of published.") == 6 and "Newer" in older
+
+
+def test_every_kind_has_a_word():
+    assert {*runs.WORDS} == {*get_args(Kind)}

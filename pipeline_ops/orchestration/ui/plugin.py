@@ -57,10 +57,10 @@ class TrainyardPlugin(AirflowPlugin):
     ]
     external_views = [
         {
-            "name": "Runs",
+            "name": "Outcomes",
             "href": f"{_RUN}/runs",
             "destination": "dag",
-            "url_route": "trainyard_runs",
+            "url_route": "trainyard_outcomes",
         },
         {
             "name": "Model",

@@ -7,6 +7,7 @@ as many points of a curve are kept as a drawing can show.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import datetime as dt
@@ -204,6 +205,17 @@ _Value = TypeVar("_Value")
 _MAX_PROBLEM = 500
 _MAX_WORKERS = 64
 """The limit on workers in the table. The page shows the number of the others."""
+_WORDS = {
+    "": "waiting",
+    "none": "waiting",
+    "scheduled": "starting",
+    "queued": "starting",
+    "deferred": "running",
+    "awaiting_input": "waits for your decision",
+    "up_for_retry": "is tried again soon",
+    "upstream_failed": "not reached",
+}
+_LOG_LINES, _LOG_BYTES = 30, 8192
 _WAITING = ("", "scheduled", "queued", "none")
 _ACTIVE = ("running", "deferred", "queued", "scheduled", "restarting", "up_for_retry")
 
@@ -245,6 +257,32 @@ class TaskView:
     dataset: DatasetView | None
     problems: list[str]
     """The files of the task that cannot be read, each with its path."""
+    log_end: str = ""
+    """The last lines of the job's log, if the task has failed."""
+
+    @property
+    def word(self) -> str:
+        """The state as a person would say it."""
+        return _WORDS.get(self.state, self.state.replace("_", " "))
+
+    @property
+    def rank(self) -> int:
+        """The place on the page: what has failed, what runs, what is to come, what is done."""
+        if self.state == "failed":
+            return 0
+        if self.state in ("success", "skipped", "removed"):
+            return 3
+        return 2 if self.is_waiting or self.state == "upstream_failed" else 1
+
+    @property
+    def result(self) -> str:
+        """The result of a task that is done, as a few words."""
+        if self.record and self.record.cached:
+            return "unchanged"
+        if self.dataset:
+            count = sum(examples for _, examples, _ in self.dataset.splits)
+            return f"{count:,} examples, {self.dataset.num_rejected:,} in quarantine"
+        return ""
 
     @property
     def is_waiting(self) -> bool:
@@ -272,9 +310,10 @@ class TaskView:
 
 
 def view_tasks(run: PipelineRun, now: dt.datetime) -> Iterator[TaskView]:
-    """Yields one view for each task, in the order of the DAG."""
-    for task_id, mapped in itertools.groupby(run.tasks, key=lambda task: task.task_id):
-        yield _view_task(run, task_id, list(mapped), now)
+    """Yields one view for each task: failed ones, those that run, waiting ones, done ones."""
+    groups = itertools.groupby(run.tasks, key=lambda task: task.task_id)
+    views = [_view_task(run, task_id, list(mapped), now) for task_id, mapped in groups]
+    yield from views if run.is_finished else sorted(views, key=lambda view: view.rank)
 
 
 def _view_task(
@@ -308,7 +347,16 @@ def _view_task(
         if task_id == "preprocess"
         else None,
         problems=[*problems, *curves.problems],
+        log_end=_read_log_end(attempt.log) if attempt and state == "failed" else "",
     )
+
+
+def _read_log_end(file: StorePath) -> str:
+    """Returns the last lines of a log, or "" if it cannot be read."""
+    with contextlib.suppress(TrainyardError, OSError):
+        _, content = file.read_log_end(_LOG_BYTES)
+        return "\n".join(content.decode(errors="replace").splitlines()[-_LOG_LINES:])
+    return ""
 
 
 def _try_read(problems: list[str], reader: Callable[[], _Value]) -> _Value | None:

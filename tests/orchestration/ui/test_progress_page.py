@@ -162,14 +162,35 @@ def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
     read_page, run_writer, set_states
 ):
     set_states("running", preprocess="awaiting_input")
-    hint = "This task waits for a decision. See Required Actions above."
-    assert hint in read_page(run_writer)
+    page = read_page(run_writer)
+    assert "This task waits for a decision." in page and "waits for your decision" in page
+    assert re.search(r"runs/manual__[^/]*/required_actions\" target=\"_top\"", page)
 
 
 def test_what_a_failed_task_has_to_say_is_shown(read_page, run_writer, set_states):
     set_states("failed", preprocess="failed")
-    run_writer.record("preprocess", state="failed", message="3 files are <no> images", exit_code=65)
-    assert "3 files are &lt;no&gt; images" in read_page(run_writer)
+    file = f"{run_writer.layout.root}/runs/x.jsonl"
+    message = f"3 files are <no> images: {file}"
+    run_writer.record("preprocess", state="failed", message=message, exit_code=65)
+    attempt = run_writer.attempt("preprocess", [])
+    attempt.log.local.write_text("".join(f"line {number}\n" for number in range(100)))
+    page = read_page(run_writer)
+    assert "3 files are &lt;no&gt; images: runs/x.jsonl" in page
+    assert "line 70\n" in page and "line 69\n" not in page and "line 99" in page
+    assert re.search(r"/tasks/preprocess\" target=\"_top\">Log in Airflow", page)
+    assert "page=data" in page
+    assert "Data refused: 3 files are &lt;no&gt; images: runs/x.jsonl." in page
+
+
+def test_what_runs_comes_first_and_what_is_done_is_folded(read_page, run_writer, set_states):
+    set_states("running", preprocess="success", train="deferred")
+    run_writer.dataset()
+    page = read_page(run_writer)
+    assert page.index('id="train"') < page.index('id="evaluate"') < page.index('id="preprocess"')
+    assert "Preprocess: success 1 min 30 s, 1,795 examples, 2 in quarantine</summary>" in page
+    assert ">deferred<" not in page and ">running</b>" in page
+    set_states("success", preprocess="success", train="success")
+    assert "</summary>" not in read_page(run_writer).partition('id="train"')[0]
 
 
 def test_a_finished_run_is_not_asked_for_again(read_page, whole_run):

@@ -25,7 +25,7 @@ def metric(value: float, low: float = -0.001, high: float = 0.009) -> MetricSumm
 
 
 @pytest.fixture
-def add_run(run_writer):
+def add_run(run_writer, set_states):
     """Adds finished runs with their summaries, each an hour older than the one before."""
     added = []
 
@@ -81,6 +81,7 @@ def add_run(run_writer):
         added.append(run_id)
         return run_id
 
+    set_states("running")
     runs._kept.clear()
     yield add
     with create_session() as session:
@@ -114,7 +115,7 @@ def test_every_run_has_its_sentence_metrics_version_data_and_who(client, add_run
     ), text
     assert "refused The sentence of refused. Note: look at <this>" in text
     assert "−0.0060 within noise" in text
-    assert "Accuracy by run" in text
+    assert "Accuracy by run, the newest" in text
     assert "In the last 24 hours: 1 running, 1 published, 1 refused." in text
 
 

@@ -6,6 +6,8 @@ The run waits, later runs do not, and every answer has its outcome.
 from __future__ import annotations
 
 import json
+import re
+import time
 from urllib.parse import quote
 
 import pytest
@@ -15,7 +17,9 @@ from processes import wait_until
 
 from pipeline_ops.cli.airflow_api import AirflowApi
 from pipeline_ops.cli.embedded_airflow import USER
+from pipeline_ops.cli.main import main
 from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.run_summary import read_summary
 from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.storage.open_store import open_root
 
@@ -23,19 +27,21 @@ _DAG = """
 import datetime as dt, json
 from airflow.sdk import DAG, task
 from pipeline_ops.config.pipeline import load_config
+from pipeline_ops.config.pipeline_ref import PipelineRef
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.orchestration.approval import ApproveOperator
 from pipeline_ops.orchestration.tasks import ExportOperator
 
 CONFIG, MADE = {config!r}, json.loads({made!r})
+REF = PipelineRef.from_config(load_config(CONFIG)).to_json()
 
 def leave(task, number, dag_run):
     manifest = MADE[str(dag_run.conf["evaluate.batch_size"])][number]
     write_record(Layout(load_config(CONFIG).root, "digits").task_record(dag_run.run_id, task), TaskRecord(state="success", manifest=manifest))
     return manifest
 
-with DAG("digits", schedule=None, start_date=dt.datetime(2024, 1, 1), max_active_runs=16):
+with DAG("digits", schedule=None, start_date=dt.datetime(2024, 1, 1), max_active_runs=16, tags=["trainyard"]):
     @task
     def train(dag_run=None):
         return leave("train", 0, dag_run)
@@ -43,7 +49,7 @@ with DAG("digits", schedule=None, start_date=dt.datetime(2024, 1, 1), max_active
     def evaluate(dag_run=None):
         return leave("evaluate", 1, dag_run)
     approve = ApproveOperator(config_file=CONFIG, approval=load_config(CONFIG).evaluate.approval)
-    train() >> evaluate() >> approve >> ExportOperator(config_file=CONFIG)
+    train() >> evaluate() >> approve >> ExportOperator(config_file=CONFIG, pipeline_ref=REF)
 """  # noqa: E501
 
 
@@ -110,3 +116,63 @@ def test_a_run_waits_for_a_person_and_holds_up_no_other(airflow, sandbox, tmp_pa
     wait_until(lambda: api.run("digits", again)["state"] == "success")
     tasks = ("train", "evaluate", "approve", "export")
     assert states(api, again) == dict.fromkeys(tasks, "success")
+
+
+@pytest.mark.airflow
+def test_every_place_says_the_same_of_each_run(airflow, sandbox, tmp_path, capsys):
+    """The note of Airflow's run, the head of both tabs, the table, its page, and the summary."""
+    api, layout = airflow, Layout(open_root(sandbox.root), "digits")
+
+    def begin(batch: int, **more) -> str:
+        return api.trigger("digits", {"evaluate.batch_size": batch} | more)
+
+    def wait_for_question(run_id: str) -> None:
+        wait_until(lambda: states(api, run_id).get("approve") == "awaiting_input")
+
+    late, published, rejected, cancelled = begin(3), begin(5), begin(5), begin(5)
+    refused = begin(4)
+    unanswered = begin(3, **{"evaluate.approval.timeout_seconds": 1})
+    for run_id in (late, published, rejected, cancelled):
+        wait_for_question(run_id)
+    time.sleep(1)  # Airflow takes no answer within the second of the question.
+    waits = look(api, "progress", late)
+    assert "Waits for your decision until" in waits and "publish this model" in waits
+    answer(api, rejected, "Reject")
+    api.fail_run("digits", cancelled)
+    answer(api, published, "Approve")
+    wait_until(lambda: api.run("digits", published)["state"] == "success")
+    answer(api, late, "Approve")
+    accuracy = read_summary(layout, published).metrics["accuracy"].value
+    expected = {
+        published: f"Published as version 1 of digits, in service (accuracy {accuracy:.4f}, and "
+        "there was no version to compare it with).",
+        refused: "Refused by the gate: accuracy 0.4700 is below 0.7000. Nothing was published.",
+        rejected: f"Rejected by {USER}. Nothing was published.",
+        unanswered: "Not published, because nobody answered in time. Nothing was published.",
+        cancelled: f"Cancelled by {USER} in approve. Nothing was published.",
+        late: "Out of date: version 1 is in service now, and version 2 was compared with no "
+        "version. Trigger a new run, which compares them.",
+    }
+    for run_id, sentence in expected.items():
+        wait_until(lambda run_id=run_id: api.run("digits", run_id)["note"])
+        assert api.run("digits", run_id)["note"] == sentence
+        for page in ("progress", "report"):
+            assert re.findall('class="sentence">(.*)</p>', look(api, page, run_id)) == [sentence]
+        summary = read_summary(layout, run_id)
+        assert (summary is None) == (run_id == cancelled)
+        assert summary is None or summary.outcome.sentence == sentence
+    table = look(api, "runs", all=1)
+    assert [table.count(sentence) for sentence in expected.values()] == [1] * len(expected)
+    assert main(["runs", str(tmp_path / "home" / "digits.yaml"), "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {run["run_id"]: run["outcome"]["sentence"] for run in listed} == {
+        run_id: sentence for run_id, sentence in expected.items() if run_id != cancelled
+    }
+
+
+def look(api: AirflowApi, page: str, run_id: str = "", **query: object) -> str:
+    """Returns one of our pages as the browser gets it."""
+    params = ({"run_id": run_id} if run_id else {}) | query
+    answer = api._client.get(f"/trainyard/pipelines/digits/{page}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.text

@@ -15,6 +15,7 @@ from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.results import format_figure
 from pipeline_ops.contract.run_summary import RunSummary, list_summaries
+from pipeline_ops.errors import ExitCode
 
 _MAX_RUNS = 10_000
 
@@ -30,7 +31,7 @@ def runs(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each run, newest first.")
     ] = False,
-) -> None:
+) -> int:
     """List the runs of a pipeline, the newest first, with what has become of each.
 
     A run that was ended from outside, or that has not ended, is only in Airflow.
@@ -43,13 +44,14 @@ def runs(
     if as_json:
         for run in shown:
             print(json.dumps(run.model_dump(mode="json")))
-        return
+        return ExitCode.SUCCESS
     for line in format_runs(shown):
         print(line)
     if not shown:
         print(f"no run of {config.pipeline} has ended yet below {config.root}")
     if found.num_older:
         print(f"and {found.num_older:,} older ones: --newest {newest + found.num_older}")
+    return ExitCode.SUCCESS
 
 
 def format_runs(runs: Iterable[RunSummary]) -> Iterator[str]:

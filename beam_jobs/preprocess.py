@@ -124,14 +124,14 @@ def _describe_dataset(
         _log.warning("%s", warning)
     bad = filter(None, quarantine.read_bad_records(rejected, source))
     reference = plan.reference
-    comparison = describe.write_description(job, config, draft, figures, statistics, bad, reference)
-    with describe.keep_page_of_refused_data(job, draft.folder):
+    page = describe.write_description(job, config, draft, figures, statistics, bad, reference)
+    with describe.keep_page_of_refused_data(job, page):
         quarantine.check_rejects(rejected, source, plan.decision, config.rejects, job)
         explain_empty = partial(explain_from_shards, by_split, rejected, summaries)
         labels, names = summary.count_labels(summaries), source.class_names
         place, splits = str(source.folder), config.split.required
         check_labels(labels, names, place, source.task, explain_empty, splits=splits)
-        describe.check_comparison(comparison, config, config_file)
+        describe.check_comparison(page.statistics.comparison, config, config_file)
     return figures
 
 

@@ -70,8 +70,8 @@ def write_description(
     statistics: dataset.DatasetStatistics,
     bad: Iterable[BadRecord],
     reference: Reference | None,
-) -> dataset.DatasetComparison | None:
-    """Writes statistics, schema and page. Returns the comparison for `check_comparison`."""
+) -> PageData:
+    """Writes statistics, schema and page. Returns what the page shows."""
     schema = dataset.infer_schema(figures, statistics.merge_splits())
     if reference:
         train, before = statistics.splits["train"], reference.statistics.splits["train"]
@@ -91,17 +91,18 @@ def write_description(
     write_atomically(draft.folder / DATA_PAGE, render(page_data).encode())
     write_json(draft.folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(draft.folder / STATISTICS, statistics.model_dump(mode="json"))
-    return statistics.comparison
+    return page_data
 
 
 @contextlib.contextmanager
-def keep_page_of_refused_data(job: Job, folder: Path) -> Iterator[None]:
-    """Copies the page of a data set into the attempt's folder if the block refuses the data."""
+def keep_page_of_refused_data(job: Job, page_data: PageData) -> Iterator[None]:
+    """Writes the page into the attempt's folder, with the reason, if the block refuses the data."""
     try:
         yield
     except DataError as error:
         page = job.attempt.folder / DATA_PAGE
-        write_atomically(page, (folder / DATA_PAGE).read_bytes())
+        refused = dataclasses.replace(page_data, refusal=str(error).splitlines()[0])
+        write_atomically(page, render(refused).encode())
         raise DataError(f"{error}\n{page} shows the data and the rejected records.") from error
 
 

@@ -34,14 +34,19 @@ from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.planning.splits import split_records
-from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
+from beam_jobs.statistics.summary import (
+    CONFLICTING,
+    DUPLICATE,
+    PlanSummary,
+    RejectedRecord,
+)
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.contract.dataset import SPLITS
 from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.raw_data.limits import MAX_DECODED_PIXELS
 from pipeline_ops.raw_data.listing import RawFolder
 
-_STAGE, _DUPLICATE = "duplicates", "duplicate"
+_STAGE = "duplicates"
 _HASH_BITS = 64
 MAX_HASH_DISTANCE = 4
 """Bits in which the perceptual hashes of near images may differ."""
@@ -85,9 +90,9 @@ def remove_duplicates(
                 continue
             digest = record.file.digest
             if equal := first_by_digest.get(digest):
-                reasons[record.key] = _reject(record, _DUPLICATE, f"equal to {equal}")
+                reasons[record.key] = _reject(record, DUPLICATE, f"equal to {equal}")
             elif near := near_duplicates.find_or_add(perceptual_hashes.get(digest), record):
-                reasons[record.key] = _reject(record, _DUPLICATE, f"near {near}")
+                reasons[record.key] = _reject(record, DUPLICATE, f"near {near}")
             else:
                 kept[split].append(record)
                 if digest in repeated:
@@ -111,7 +116,7 @@ def _reject(record: Record, reason: str, detail: str) -> RejectedRecord:
 
 def is_removed_copy(record: RejectedRecord) -> bool:
     """Returns whether it is a removed copy, which is not bad, and no reason to fail."""
-    return (record.stage, record.reason) == (_STAGE, _DUPLICATE)
+    return (record.stage, record.reason) == (_STAGE, DUPLICATE)
 
 
 def _find_conflicts(copies: Iterable[Record]) -> dict[str, RejectedRecord]:
@@ -127,7 +132,7 @@ def _find_conflicts(copies: Iterable[Record]) -> dict[str, RejectedRecord]:
                 other = next(member for member in members if _sort_labels(member) != labels)
                 ours, theirs = _describe_annotation(record), _describe_annotation(other)
                 detail = f"equal to {other.key}, which is {theirs}, while this is {ours}"
-                reasons[record.key] = _reject(record, "conflicting_labels", detail)
+                reasons[record.key] = _reject(record, CONFLICTING, detail)
     return reasons
 
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from PIL import Image, ImageFile
 
 from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
-from beam_jobs.statistics.summary import NO_BOXES, NO_LABEL, BadRecord
+from beam_jobs.statistics.summary import CONFLICTING, DUPLICATE, NO_BOXES, NO_LABEL, BadRecord
 from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
 from pipeline_ops.contract.features import FEATURES, LABELS, Histogram
 from pipeline_ops.contract.remarks import describe_empty_images
@@ -47,6 +47,14 @@ class PageData:
     schema: DataSchema
     quarantine: Sequence[BadRecord]
     reference: DatasetStatistics | None = None
+    refusal: str = ""
+    """Why the data were refused, in one line. Empty for a data set."""
+
+    @property
+    def num_equal_rejected(self) -> int:
+        """The rejected records that equal others, or nearly."""
+        counts = self.figures.rejected_by_reason
+        return counts.get(DUPLICATE, 0) + counts.get(CONFLICTING, 0)
 
 
 def render(data: PageData) -> str:
@@ -68,6 +76,7 @@ def render(data: PageData) -> str:
         draw_distance=draw_distance,
         total=sum(figures.num_examples.values()),
         findings=findings,
+        num_equal_rejected=data.num_equal_rejected,
         is_fine=all(is_good for is_good, _ in findings),
         classes=sorted(counts.items(), key=lambda row: (-sum(row[1]), row[0]))[:_MAX_CLASSES],
         largest_class=max(1, *map(sum, counts.values())),
@@ -86,6 +95,8 @@ def render(data: PageData) -> str:
 def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     """Yields the most important findings: whether each one is good, and a sentence."""
     total, num_rejected = sum(data.figures.num_examples.values()), data.figures.num_rejected
+    if data.refusal:
+        yield False, data.refusal
     yield from _list_comparison_findings(data)
     records = _pluralize(total + num_rejected, "record is", "records are")
     if num_rejected:
@@ -99,6 +110,9 @@ def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     elif duplicates.num_groups:
         files = _pluralize(duplicates.num_superfluous, "file is a copy", "files are copies")
         yield False, f"{files} of others in their split."
+    elif equal := data.num_equal_rejected:
+        files = _pluralize(equal, "file that equals another one", "files that equal others")
+        yield True, f"No two examples are the same. In quarantine: {files}, or nearly."
     else:
         yield True, "No two files are the same."
     yield from ((False, warning) for warning in data.figures.warnings)
@@ -116,6 +130,8 @@ def _pluralize(count: int, one: str, more: str) -> str:
 
 def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
     comparison = data.statistics.comparison
+    if comparison is None and data.refusal:
+        return
     if comparison is None:
         yield True, "This is the first data set: there is nothing to compare it with yet."
         return

@@ -30,6 +30,8 @@ from pipeline_ops.errors import DataError
 _MIN_MEASURED_ROWS = 64
 """At least so many rows of a larger image are measured. They give its brightness as well as all."""
 NO_LABEL, NO_BOXES = "no_label", "no_boxes"
+DUPLICATE, CONFLICTING = "duplicate", "conflicting_labels"
+"""The reasons of records that are rejected because they equal others, or nearly."""
 OTHER_REASONS, _MAX_REASONS = "other reasons", 50
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _BLOCK_EXAMPLES = 4096

@@ -41,6 +41,9 @@ def test_data_over_the_budget_leave_a_page_that_shows_the_rejected_files(animals
     assert "dog/text.png" in text and "not_image" in text
     assert "data:image/png;base64," in text
     assert "60 examples" in text and "2 of 62 records are in quarantine." in text
+    assert "<h1><span>Refused</span></h1>" in text and "There is no data set." in text
+    assert text.count("2 of 62 raw files are unusable, and the budget is 1") == 2
+    assert "This is the first data set" not in text
     assert not outcome.artifact.exists()
 
 

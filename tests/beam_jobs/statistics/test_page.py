@@ -55,6 +55,18 @@ def test_the_page_shows_what_is_left_of_a_truncated_image(animals, encode):
     assert "truncated" in text
 
 
+@pytest.mark.parametrize(("duplicates", "count"), [("remove_exact", 3), ("keep", 0)])
+def test_files_that_equal_others_are_never_said_to_be_none(animals, encode, duplicates, count):
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png"):  # the last with another label
+        animals.add(name, encode(seed=3000))
+    outcome = animals.run(duplicates=duplicates, rejects={"max_count": 3})
+    text = "\n".join(Page((outcome.artifact / "data.html").read_text()).text)
+    assert "No two files are the same." not in text
+    assert "no two files have the same content" not in text
+    said = f"No two examples are the same. In quarantine: {count} files that equal others"
+    assert (said in text) == (count > 0)
+
+
 def test_every_class_split_and_histogram_is_on_the_page(animals):
     outcome = animals.run()
     text = "\n".join(Page((outcome.artifact / "data.html").read_text()).text)

@@ -843,8 +843,10 @@ class Train(TaskSection):
     @property
     def length(self) -> str:
         """The limits of the training in words: `20 epochs or 5000 steps`."""
-        limits = {"epochs": self.max_epochs, "steps": self.steps}
-        return " or ".join(f"{limit} {unit}" for unit, limit in limits.items() if limit)
+        limits = {"epoch": self.max_epochs, "step": self.steps}
+        return " or ".join(
+            f"{limit} {unit}{'s' * (limit > 1)}" for unit, limit in limits.items() if limit
+        )
 
     @property
     def step_metric_names(self) -> list[str]:

@@ -31,7 +31,7 @@ STEPS_PER_EPOCH = 22
         ({"steps": 14}, 2, "14 steps"),
         ({"steps": 125}, 10, "125 steps"),
         ({"steps": 126}, 11, "126 steps"),
-        ({"steps": 14, "epochs": 1}, 1, "1 epochs or 14 steps"),
+        ({"steps": 14, "epochs": 1}, 1, "1 epoch or 14 steps"),
         ({"steps": 14, "epochs": 9}, 2, "9 epochs or 14 steps"),
     ],
 )

@@ -187,7 +187,7 @@ def summarize_pipeline(config: PipelineConfig) -> dict[str, str]:
         ),
         "train": (
             f"{train.model}; {train.length} of batch {train.batch_size} "
-            f"on {train.workers} workers, {train.strategy}; "
+            f"on {train.workers} worker{'s' * (train.workers > 1)}, {train.strategy}; "
             f"{train.optimizer.name}, learning rate {train.learning_rate:g}"
         ),
         **more,

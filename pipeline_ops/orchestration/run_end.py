@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from pipeline_ops.contract.outcome import OUTCOME_KEY, read_facts
 from pipeline_ops.contract.run_summary import summarize, write_summary
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.task_run import TaskRun
 
+_MAX_VALUES, _MAX_CHARS = 50, 200
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +30,7 @@ def record_outcome(run: TaskRun, failed: str = "") -> None:
             run.run_id,
             started=dag_run.start_date.timestamp() if dag_run.start_date else None,
             triggered_by=getattr(dag_run, "triggering_user_name", None) or str(dag_run.run_type),
-            values=dag_run.conf or {},
+            values=_shorten(dag_run.conf or {}),
         )
         write_summary(run.layout, summary)
     except TrainyardError as error:
@@ -34,3 +38,12 @@ def record_outcome(run: TaskRun, failed: str = "") -> None:
         return
     _log.info("%s", summary.outcome.sentence)
     run.context["ti"].xcom_push(OUTCOME_KEY, summary.outcome.sentence)
+
+
+def _shorten(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a table can show of a run's conf, which may be large and of any kind."""
+    values = {}
+    for key, value in itertools.islice(conf.items(), _MAX_VALUES):
+        is_short = value is None or isinstance(value, bool | int | float)
+        values[str(key)[:_MAX_CHARS]] = value if is_short else str(value)[:_MAX_CHARS]
+    return values

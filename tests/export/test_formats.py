@@ -148,7 +148,7 @@ def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(pu
     rows = [Page(row).text for row in section.split("<tr>")[2:]]
     assert (
         "Published as version 1 of digits" in section
-        and "Version 1 is in service." in section
+        and "Version 1 came into service." in section
         and PUBLICATION not in page.read_text()
     )
     for row, each in zip(rows, figures(published).formats, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -13,6 +12,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Param
 from airflow.serialization.serialized_objects import DagSerialization
 from config.broken_case import GOOD
 from config.broken_yamls import ALL
+from task_contexts import make_context
 
 from beam_jobs.stages import check_stages
 from pipeline_ops.orchestration.dags import make_dags
@@ -70,7 +70,7 @@ def test_it_keeps_name_and_tasks_says_what_is_wrong_and_takes_no_run(tmp_path):
 
 def test_a_task_that_finds_its_yaml_broken_says_so_and_may_be_retried(tmp_path):
     """Its DAG may have been read before the file broke, or after. A conf is refused for good."""
-    context = {"dag_run": SimpleNamespace(conf={"train.epoch": 3}), "run_id": "manual__1"}
+    context = make_context({}, conf={"train.epoch": 3})
     good = make(tmp_path, one=named("one"))["one"].get_task("train")
     with pytest.raises(AirflowFailException, match=r"conf train.epoch: unknown key"):
         good.execute(context)

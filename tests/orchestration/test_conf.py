@@ -45,7 +45,7 @@ def test_every_field_of_the_authors_ends_a_task(config):
         for conf in ({flat: 1}, {flat: None}, {f"{flat}.0": 1}, nested(key, "x")):
             [name] = conf
             assert refusal(operator, conf).startswith(f"conf {name}: "), conf
-    assert not (config.parent / "storage").exists()
+    assert [path.name for path in (config.parent / "storage").iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_every_kind_of_task_refuses_it(config, conf):
     ]
     for operator in [*(kind(config_file=file) for kind in OPERATORS), *others]:
         assert refusal(operator, conf).startswith("conf ")
-    assert not (config.parent / "storage").exists()
+    assert [path.name for path in (config.parent / "storage").iterdir()] == ["runs"]

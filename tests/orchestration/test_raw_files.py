@@ -7,11 +7,11 @@ import asyncio
 import datetime as dt
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from config_files import write_config
+from task_contexts import make_context
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.layout import Layout
@@ -165,8 +165,9 @@ def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_fold
     assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
     start = dt.datetime(2026, 11, 20, 3, tzinfo=dt.UTC)
     end = start + dt.timedelta(days=1)
-    run = SimpleNamespace(conf={}, data_interval_start=start, data_interval_end=end)
-    context = {"dag_run": run, "run_id": "backfill__1", "task_state_store": {}}
+    context = make_context({}, "backfill__1")
+    run = context["dag_run"]
+    run.data_interval_start, run.data_interval_end = start, end
     message = f"{tmp_path}/raw/2026-11-20: no such file or folder"
     with pytest.raises(AirflowFailException, match=message):
         PreprocessOperator(config_file=str(config)).execute(context)
@@ -175,8 +176,9 @@ def test_with_days_in_the_source_runs_have_intervals_and_each_reads_its_own_fold
 def test_a_run_without_an_interval_says_so_before_any_work_and_may_name_its_folder(tmp_path):
     config = config_with(tmp_path, "0 3 * * *", "raw/{start:%Y-%m-%d}")
     write_config(tmp_path, {"per_run": {"preprocess.source.path": ["raw/"]}}, base=config)
-    run = SimpleNamespace(conf={}, data_interval_start=None, data_interval_end=None)
-    context = {"dag_run": run, "run_id": "manual__1", "task_state_store": {}}
+    context = make_context({}, "manual__1")
+    run = context["dag_run"]
+    run.data_interval_start, run.data_interval_end = None, None
     message = r"this run has no data interval.*\. Set preprocess\.source\.path for this run"
     with pytest.raises(AirflowFailException, match=message):
         PreprocessOperator(config_file=str(config)).execute(context)

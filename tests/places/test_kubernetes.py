@@ -303,9 +303,9 @@ def test_a_request_that_the_cluster_refuses_is_an_error_of_the_hosts_file(make):
         make(environment={"TOKEN": "x"}, pod={"nodeSelector": {"Pool": "a b"}}).start()
 
 
-def test_a_misspelled_field_of_a_pod_is_named(make):
-    with pytest.raises(ConfigError, match="nodeSelektor"):
-        make(pod={"nodeSelektor": {}}).start()
+def test_an_unknown_field_of_a_pod_is_named(make):
+    with pytest.raises(ConfigError, match="favouriteColour"):
+        make(pod={"favouriteColour": "red"}).start()
 
 
 def test_a_missing_kubeconfig_says_what_to_do(monkeypatch, tmp_path):

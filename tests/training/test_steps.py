@@ -25,7 +25,7 @@ STEPS_PER_EPOCH = 22
     [
         ({}, 10, "10 epochs"),
         ({"epochs": 3}, 3, "3 epochs"),
-        ({"steps": 1}, 1, "1 steps"),
+        ({"steps": 1}, 1, "1 step"),
         ({"steps": 12}, 1, "12 steps"),
         ({"steps": 13}, 1, "13 steps"),  # of 8, in 100 examples: the 13th step begins the next one
         ({"steps": 14}, 2, "14 steps"),

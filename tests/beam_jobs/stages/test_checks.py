@@ -85,7 +85,7 @@ def test_a_missing_parameter_is_named(complaint):
     "value, rule",
     [
         ("0", "input should be greater than or equal to 1, got 0"),
-        ("'28'", "input should be a valid integer, got '28'"),
+        ("'28'", "input should be a valid integer, got '28'. Write it without quotes"),
         ("28.5", "input should be a valid integer, got 28.5"),
     ],
 )
@@ -128,7 +128,10 @@ def test_encode_comes_last(complaint):
     "line, rule",
     [
         ("filter: {classes: cat}", "filter.classes: input should be a valid tuple, got 'cat'"),
-        ("filter: {classes: [1]}", "filter.classes.0: input should be a valid string, got 1"),
+        (
+            "filter: {classes: [1]}",
+            "filter.classes.0: input should be a valid string, got 1. Put it in quotes",
+        ),
         (
             "resize: {height: 8, width: 8, pad_color: [0, 0, 256]}",
             "pad_color.2: input should be less than or equal to 255, got 256",

@@ -248,8 +248,14 @@ def _compare(figures: EvaluationFigures) -> str:
 def _find_maker(
     records: Mapping[str, TaskRecord | None], tasks: tuple[str, ...]
 ) -> TaskRecord | None:
-    """Returns the record of the last of some tasks if all of them found their result."""
-    found = [records.get(task) for task in tasks]
+    """Returns the record of the last of some tasks if all of them found their result.
+
+    With a search, `train` only chooses. Its choice is the same if the trials are and if the
+    evaluation of the chosen model was found.
+    """
+    search = records.get("search")
+    names = ["search" if task == "train" and search else task for task in tasks]
+    found = [records.get(name) for name in names]
     return found[-1] if all(record and record.cached for record in found) else None
 
 

@@ -105,6 +105,12 @@ KEPT_BACK = "this model was in service before, as version 1, and was replaced by
             f"the gate refused: {BELOW}.",
         ),
         (
+            facts(FOUND, model=VERSION, records={"search": FOUND, "train": DONE}),
+            "unchanged",
+            "Unchanged: data, config and code are those of the run of 2026-11-27 03:12 UTC, which "
+            "published version 3.",
+        ),
+        (
             facts(FOUND.model_copy(update={"made_by": None}), model=VERSION),
             "unchanged",
             "Unchanged: data, config and code are those of an earlier run, which published "

@@ -22,7 +22,7 @@ from pipeline_ops.cli.embedded_airflow import make_bundle
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
 from pipeline_ops.contract.dataset import DATA_PAGE, build_shard_name
 from pipeline_ops.contract.layout import Attempt, Layout
-from pipeline_ops.contract.manifest import Input, list_files, write_manifest
+from pipeline_ops.contract.manifest import Input, Maker, list_files, write_manifest
 from pipeline_ops.contract.progress import ProgressEvent, ProgressWriter
 from pipeline_ops.contract.results import REPORT
 from pipeline_ops.contract.task_record import TaskRecord, write_record
@@ -225,7 +225,9 @@ class RunWriter:
                 "metrics": {"accuracy": accuracy, "macro_f1": accuracy - 0.01},
             }
             figures = make_model_figures(number).model_copy(update=changes)
-            manifest = make_manifest("export", figures=figures, fingerprint_digest=str(number))
+            made_by = Maker(run_id=RUN, time=dt.datetime(2026, 11, number, 3, tzinfo=dt.UTC))
+            fields = {"fingerprint_digest": str(number), "made_by": made_by}
+            manifest = make_manifest("export", figures=figures, **fields)
             folder = self.config.registry.local / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             write_manifest(folder, manifest)

@@ -154,7 +154,9 @@ def _parse_version(expected: str) -> int | None:
 
 
 def _sign_reason(reason: str, user: BaseUser) -> str:
-    return f"{reason.strip() or 'by hand'} ({user.get_name()}, in the UI)"
+    if not reason.strip():
+        raise HTTPException(422, "Say why, in the field Reason. It is part of the model's history.")
+    return f"{reason.strip()} ({user.get_name()}, in the UI)"
 
 
 def _log_and_redirect(

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 
 from pipeline_ops.config.pipeline_ref import PipelineRef
-from pipeline_ops.contract.manifest import Manifest
+from pipeline_ops.contract.manifest import Maker, Manifest
 from pipeline_ops.contract.results import ModelFigures
 from pipeline_ops.errors import DataError
 from pipeline_ops.orchestration.ui.progress import Chart, draw_version_charts
@@ -18,6 +18,8 @@ from pipeline_ops.registry.versions import read_manifests
 _MAX_VERSIONS = 200
 """The number of newest versions to show. A manifest in a bucket costs a request each."""
 _MAX_MOVES = 100
+_MIN_POINTS = 3
+"""A chart of fewer versions shows less than the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,8 @@ class VersionView:
     number: int
     aliases: list[str]
     figures: ModelFigures | None
+    made_by: Maker | None = None
+    """The run that has published it. Older versions do not have it."""
     problem: str = ""
 
 
@@ -73,7 +77,9 @@ def view_model(pipeline: PipelineRef) -> ModelView:
         versions=views[::-1],
         num_hidden=len(versions) - len(shown),
         metrics=list(points),
-        charts=draw_version_charts(points),
+        charts=draw_version_charts(
+            {name: drawn for name, drawn in points.items() if len(drawn) >= _MIN_POINTS}
+        ),
         moves=history.moves[::-1],
         problems=history.problems,
     )
@@ -94,6 +100,7 @@ def _view_version(number: int, aliases: list[str], manifest: Manifest | DataErro
     try:
         if isinstance(manifest, DataError):
             raise manifest
-        return VersionView(number, aliases, ModelFigures.model_validate(manifest.figures))
+        figures = ModelFigures.model_validate(manifest.figures)
+        return VersionView(number, aliases, figures, manifest.made_by)
     except (DataError, ValueError) as error:
-        return VersionView(number, aliases, None, str(error))
+        return VersionView(number, aliases, None, problem=str(error))

@@ -106,6 +106,23 @@ def test_a_form_from_our_own_page_is_taken_where_the_browser_only_tells_the_orig
     assert client("admin").post(address, data=FORM, headers=headers).status_code == 303
 
 
+def test_a_version_has_the_time_and_the_run_that_made_it(client, whole_run):
+    page = client("viewer").get(whole_run.address("models")).text
+    link = r"/dags/digits/runs/manual__[^/]*/plugin/trainyard_report\" target=\"_top\">"
+    assert re.findall(f"{link}(.*?)</a>", page) == ["2026-11-02 03:00 UTC", "2026-11-01 03:00 UTC"]
+    assert "Metrics by version" not in page  # two points are no chart
+    whole_run.publish(0.9, 0.95, 0.97)
+    assert "Metrics by version" in client("viewer").get(whole_run.address("models")).text
+
+
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_who_changes_the_version_in_service_says_why(client, whole_run, action):
+    address = whole_run.address(f"models/{action}")
+    answer = client("admin").post(address, data=FORM | {"reason": " "}, headers=SAME_SITE)
+    assert answer.status_code == 422 and "Say why" in answer.text
+    assert whole_run.registry.find_champion().number == 2
+
+
 def test_a_promotion_that_was_decided_on_another_champion_is_refused(client, whole_run):
     whole_run.publish(0.9, 0.95, 0.97)
     answer = client("user").post(whole_run.address("models/promote"), data=FORM, headers=SAME_SITE)

@@ -14,6 +14,7 @@ workers that they have left, the orphan reaper ends jobs, and the runs are marke
                                               owner only
     <home>/database-version                   the Airflow version of the database; absent during a
                                               migration
+    <home>/port                               the port of the last time, which is used again
     <home>/lock                               held by the command that runs this Airflow
     <home>/users-lock                         held, shared, by the commands that have joined
     <home>/server.json                        its address, its password and its configs
@@ -49,7 +50,7 @@ from pipeline_ops.config.pipeline import find_config_files
 from pipeline_ops.config.run_conf import TRUSTED_CONF
 from pipeline_ops.contract.source_code import CODE_ROOT
 from pipeline_ops.errors import ConfigError, MachineError
-from pipeline_ops.storage.local_files import open_private_folder, write_json
+from pipeline_ops.storage.local_files import open_private_folder, write_atomically, write_json
 from pipeline_ops.storage.open_store import open_path
 from pipeline_ops.storage.parsing import JsonModel, read_json_as
 from pipeline_ops.system.host import adopt_orphans, die_with_parent
@@ -131,6 +132,10 @@ class AirflowHome:
     @property
     def server(self) -> Path:
         return self.folder / "server.json"
+
+    @property
+    def port(self) -> Path:
+        return self.folder / "port"
 
     @property
     def database(self) -> Path:
@@ -347,7 +352,7 @@ def _run_programs(
     server = AirflowServer(
         home=home,
         process=ProcessIdentity.from_pid(os.getpid()),
-        port=find_free_port(),
+        port=_choose_port(home),
         password=home_secrets.password,
         configs=list(configs),
         schedules=schedules,
@@ -520,12 +525,27 @@ def _prepend(variables: Mapping[str, str], name: str, value: str, separator: str
     return {name: separator.join(filter(None, [value, variables.get(name)]))}
 
 
-def find_free_port() -> int:
-    """Returns a port of 127.0.0.1 on which no process listens at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+def _choose_port(home: AirflowHome) -> int:
+    """Returns the port of the last time if it is free, so that a bookmark stays right."""
+    try:
+        last = int(home.port.read_text())
+        port = find_free_port(last if 1024 <= last < 1 << 16 else 0)
+    except (OSError, ValueError):
+        port = find_free_port()
+    write_atomically(home.port, str(port).encode())
     return port
+
+
+def find_free_port(port: int = 0) -> int:
+    """Returns a port of 127.0.0.1 on which no process listens at this moment.
+
+    Raises OSError if a process listens on the port that is asked for.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port > 0)  # as the server does
+        probe.bind(("127.0.0.1", port))
+        found: int = probe.getsockname()[1]
+    return found
 
 
 def _is_listening(port: int) -> bool:

@@ -6,6 +6,7 @@ second.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -21,6 +22,7 @@ from pipeline_ops.cli.embedded_airflow import (
     AirflowHome,
     AirflowServer,
     Secrets,
+    _choose_port,
     build_airflow_environment,
 )
 
@@ -187,6 +189,21 @@ def test_the_database_is_migrated_once(start, home):
     home.log("db-migrate").unlink()
     start().wait_until_up().end()
     assert not home.log("db-migrate").exists()
+
+
+def test_the_address_stays_the_same_unless_somebody_else_has_it(start, home):
+    ports = []
+    for is_taken in (False, False, True):
+        with contextlib.ExitStack() as others:
+            if is_taken:
+                others.enter_context(socket.create_server(("127.0.0.1", ports[0])))
+            command = start().wait_until_up()
+            ports.append(AirflowServer.find_running(home).port)
+            command.end()
+    assert ports[0] == ports[1] != ports[2]
+    for text in ("", "0", "80", "99999", "x"):
+        home.port.write_text(text)
+        assert 1024 <= _choose_port(home) < 1 << 16
 
 
 def build(home: AirflowHome, configs: list[str], **inherited: str) -> dict[str, str]:

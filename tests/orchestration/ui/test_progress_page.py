@@ -199,3 +199,10 @@ def test_a_finished_run_is_not_asked_for_again(read_page, whole_run):
     page = read_page(whole_run)
     assert "data-live" not in page
     assert "300 of 300" in page and "candidate" not in page
+
+
+def test_a_phone_can_open_the_page_alone(read_page, whole_run):
+    page = read_page(whole_run)
+    assert re.search(
+        r"<a href=\"progress\?run_id=manual__[^\"]*\" target=\"_top\">Open alone", page
+    )

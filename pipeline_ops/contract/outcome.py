@@ -176,7 +176,7 @@ def _describe_unfinished(facts: RunFacts) -> RunOutcome:
             sentence=f"Waits for your decision{until}: publish this model, or reject it.",
             next_step="Answer under Required Actions.",
         )
-    now = f"Running: {facts.current}." if facts.current else "Running: the first task starts."
+    now = f"Running: {facts.current}." if facts.current else "Running: no task at this moment."
     return RunOutcome(kind="running", sentence=now)
 
 

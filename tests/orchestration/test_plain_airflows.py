@@ -56,6 +56,7 @@ def finished(airflow):
     """A run that has come to its end."""
     run = airflow.trigger("export", train__epochs=3)
     run.wait_for("success", seconds=600)
+    wait_until(lambda: run.state == "success")
     return run
 
 
@@ -63,13 +64,13 @@ def finished(airflow):
 def test_a_run_publishes_a_model(airflow, finished):
     assert (airflow.folder / "storage" / "models" / "digits" / "1" / "saved_model.pb").is_file()
     assert all(finished.task(job)["state"] == "success" for job in JOBS)
-    wait_until(lambda: finished.state == "success")
 
 
 @of_the_old_release
 def test_the_pages_answer(airflow, finished):
     address, query = "/trainyard/pipelines/digits", {"run_id": finished.run_id}
     for page, text in {
+        f"{address}/runs": "Published as version 1 of digits, in service",
         f"{address}/progress": "validation",
         f"{address}/report": "report/content",
         f"{address}/report/content": "accuracy",
@@ -81,11 +82,15 @@ def test_the_pages_answer(airflow, finished):
     views = airflow.account.call("GET", "/api/v2/plugins").json()["plugins"]
     [ours] = [plugin for plugin in views if plugin["name"] == "trainyard"]
     assert [(view["name"], view["destination"]) for view in ours["external_views"]] == [
+        ("Outcomes", "dag"),
+        ("Model", "dag"),
         ("Progress", "dag_run"),
         ("Report", "dag_run"),
         ("Progress", "task_instance"),
         ("Models", "nav"),
     ]
+    note = airflow.api.run("digits", finished.run_id)["note"]
+    assert note.startswith("Published as version 1 of digits, in service (accuracy ")
 
 
 @of_the_old_release

@@ -28,7 +28,7 @@ def make_missing_error(error: ImportError) -> ConfigError:
 
 try:
     from airflow.models.dag import DagModel, DagTag
-    from airflow.models.dagrun import DagRun
+    from airflow.models.dagrun import DagRun, DagRunNote
     from airflow.models.log import Log
     from airflow.models.serialized_dag import SerializedDagModel
     from airflow.models.taskinstance import TaskInstance
@@ -46,6 +46,7 @@ __all__ = [
     "TAG",
     "DagModel",
     "DagRun",
+    "DagRunNote",
     "DagTag",
     "JobEntry",
     "Log",

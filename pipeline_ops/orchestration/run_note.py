@@ -8,12 +8,13 @@ Airflow imports this module, so it imports more only in a hook.
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.listeners import hookimpl
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
+    from sqlalchemy import CursorResult
     from sqlalchemy.orm import Session
 
 _MAX_NOTE = 1000
@@ -39,8 +40,7 @@ def _write_note(dag_run: DagRun, states: tuple[str, ...]) -> None:
     from pipeline_ops.orchestration.airflow_models import TAG, DagTag, TaskInstance, XComModel
 
     session = object_session(dag_run)
-    written = dag_run.dag_run_note
-    if session is None or (written is not None and written.user_id is not None):
+    if session is None:
         return
     is_ours = select(DagTag).where(DagTag.dag_id == dag_run.dag_id, DagTag.name == TAG)
     if session.scalar(is_ours) is None:
@@ -64,7 +64,33 @@ def _write_note(dag_run: DagRun, states: tuple[str, ...]) -> None:
         records = dict.fromkeys(failed)
         found = [describe_outcome(RunFacts(records, failed=failed[0], ended_by=user)).sentence]
     if found:
-        dag_run.note = _parse_sentence(found[0])
+        _put_note(dag_run, _parse_sentence(found[0]), session)
+
+
+def _put_note(dag_run: DagRun, text: str, session: Session) -> None:
+    """Writes our note, unless there is one of a user.
+
+    The scheduler and the API server may do it at the same time. So nothing here can conflict: an
+    error would take back the end of the run, too.
+    """
+    from sqlalchemy import update
+    from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+    from pipeline_ops.orchestration.airflow_models import DagRunNote
+
+    is_ours = DagRunNote.dag_run_id == dag_run.id, DagRunNote.user_id.is_(None)
+    change = update(DagRunNote).where(*is_ours).values(content=text)
+    options = {"synchronize_session": False}
+    changed = cast("CursorResult[Any]", session.execute(change, execution_options=options))
+    if changed.rowcount == 0:
+        values = {"dag_run_id": dag_run.id, "content": text}
+        kind = session.get_bind().dialect.name
+        if kind == "mysql":
+            session.execute(mysql.insert(DagRunNote).values(values).prefix_with("IGNORE"))
+        else:
+            dialect = postgresql if kind == "postgresql" else sqlite
+            session.execute(dialect.insert(DagRunNote).values(values).on_conflict_do_nothing())
+    session.expire(dag_run, ["dag_run_note"])
 
 
 def _parse_sentence(value: object) -> str:

@@ -184,8 +184,9 @@ def make_local_folder(place: StorePath) -> Path:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
-            with open_private_folder(each, f"set {LOCAL_FOLDER_VARIABLE} to another folder"):
-                pass
+            alternative = f"set {LOCAL_FOLDER_VARIABLE} to another folder"
+            with open_private_folder(each, alternative, forbidden_mode=0o022) as opened:
+                os.fchmod(opened, 0o700)  # a job whose disk was emptied can have made it again
     except OSError as error:
         raise make_write_error(folder, error) from error
     return folder

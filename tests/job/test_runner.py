@@ -8,13 +8,18 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
 from manifests import make_request
 
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.request import read_status, write_request
-from pipeline_ops.errors import ExitCode
+from pipeline_ops.errors import ExitCode, MachineError
 from pipeline_ops.job.runner import Job
-from pipeline_ops.job.workspace import LOCAL_FOLDER_VARIABLE
+from pipeline_ops.job.workspace import (
+    LOCAL_FOLDER_VARIABLE,
+    find_local_folder,
+    make_local_folder,
+)
 from pipeline_ops.storage.open_store import open_root
 
 
@@ -41,6 +46,26 @@ def test_a_host_of_a_killed_job_is_also_one_for_a_gang(tmp_path, monkeypatch):
     job.make_work()
     assert stat.S_IMODE(job.work.stat().st_mode) == 0o700
     job.make_work()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+def test_a_host_whose_disk_was_emptied_under_a_job_stays_one_for_a_gang(
+    tmp_path, monkeypatch, mode
+):
+    """The job makes its folder again for its next line, as open as its umask lets it."""
+    monkeypatch.setenv(LOCAL_FOLDER_VARIABLE, str(tmp_path))
+    place = open_root("s3://bucket/root/runs/digits/run/train/attempt-00000001")
+    folder = find_local_folder(place)
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent):
+        each.chmod(mode)
+    if mode & 0o022:
+        with pytest.raises(MachineError, match="Run chmod 700 on it"):
+            make_local_folder(place)
+        return
+    assert make_local_folder(place) == folder
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder.parent)}
+    assert modes == {0o700}
 
 
 def test_a_full_disk_of_tensorflow_is_named_with_its_cure(tmp_path):

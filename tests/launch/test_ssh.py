@@ -170,7 +170,7 @@ def test_a_returned_host_grows_the_gang_back_and_the_curve_stays_the_same(start,
 
 @pytest.mark.hosts
 def test_a_cut_network_leaves_nothing_on_the_far_side(start, network):
-    job = start(hosts=2, is_held=True, train__max_restarts=0, train__start_timeout_seconds=12)
+    job = start(hosts=2, is_held=True, train__max_restarts=0, train__start_timeout_seconds=60)
     job.wait_until_held()
     far = job.worker("worker 1")
     network.cut(network.hosts[1])

@@ -109,10 +109,6 @@ BORDERS: dict[str, tuple[set[str], set[str]]] = {
         SHARED | {"export", "models", "input", "served"},
         TENSORFLOW | {"jinja2", "google", "onnxruntime", "tf2onnx"},
     ),
-    "pipeline_ops/cli/commands/compare.py": (
-        up_to("planning") | {"cli", "evaluation"},
-        {"rich", "typer"},
-    ),
     "pipeline_ops/od_api": (SHARED | {"od_api", "beam_jobs"}, {"google", "yaml"}),
     "pipeline_ops/cli/drawing.py": (
         up_to("planning") | {"cli", "beam_jobs"},

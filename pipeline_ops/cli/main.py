@@ -37,7 +37,6 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of a pipeline's YAML, for editors.",
     "new": "Create a preprocessing stage or a source of raw data, with a test.",
     "preview": "Draw raw examples before and after the stages, with labels and boxes.",
-    "compare": "Compare two runs side by side.",
     "import-od-api": "Convert a pipeline.config of the TensorFlow Object Detection API.",
 }
 """The first line of the help of each command, which `trainyard --help` lists.

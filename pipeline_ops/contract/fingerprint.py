@@ -55,12 +55,16 @@ class Fingerprint(JsonModel):
         kept = {name: digest for name, digest in self.inputs.items() if name not in names}
         return self.model_copy(update={"inputs": kept})
 
+    def list_leaves(self) -> dict[str, Any]:
+        """Returns all parts by name: `config train.epochs`, `versions keras`."""
+        return _flatten(self.model_dump())
+
     def describe_changes_since(self, older: Fingerprint) -> list[str]:
         """The differences, one line each: `config train.epochs: 10 -> 15`.
 
         Of many source files, as after an upgrade, only the first ones are named.
         """
-        before, after = _flatten(older.model_dump()), _flatten(self.model_dump())
+        before, after = older.list_leaves(), self.list_leaves()
         lines = [
             _describe_change(key, before.get(key), after.get(key))
             for key in sorted(before.keys() | after.keys())

@@ -31,20 +31,6 @@ NUM_SAMPLES, SEED = 1000, 1
 Curves = Mapping[str, np.ndarray]
 """Precision-recall curves by class: the precision at each of RECALL_THRESHOLDS, float [101]."""
 Interval = tuple[float, float]
-METRIC_NAMES = {
-    "accuracy": ("Accuracy", "share of images that were classified correctly"),
-    "top_k_accuracy": ("Top-{k} accuracy", "the label is among the {k} most probable"),
-    "macro_precision": ("Precision", "mean over classes"),
-    "macro_recall": ("Recall", "mean over classes"),
-    "macro_f1": ("F1", "mean over classes"),
-    "worst_class_recall": ("Recall of the worst class", "the lowest recall of a class"),
-    "macro_roc_auc": ("ROC area", "one class against all others, mean"),
-    "macro_average_precision": ("Precision-recall area", "average precision, mean over classes"),
-    "calibration_error": (
-        "Calibration error",
-        "distance of the probabilities from the truth, lower is better",
-    ),
-}
 _NUM_CALIBRATION_BINS = 15
 _PROPORTIONS = ("accuracy", "top_k_accuracy")
 _MAX_BLOCK_VALUES = 1 << 22
@@ -78,12 +64,6 @@ class ModelPredictions:
             np.empty((0, len(indexes))),
             {name: values[indexes] for name, values in self.own.items()},
         )
-
-
-def describe_metric(metric: str, top_k: int) -> tuple[str, str]:
-    """Returns the name and the meaning of a metric."""
-    name, meaning = METRIC_NAMES.get(metric, (metric.replace("_", " "), ""))
-    return name.format(k=top_k), meaning.format(k=top_k)
 
 
 def get_direction(metric: str, own: Mapping[str, Mode]) -> int:

@@ -46,16 +46,15 @@ from pipeline_ops.evaluation.classifier import (
 from pipeline_ops.evaluation.detector import DetectorFindings, match_boxes
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import (
-    METRIC_NAMES,
     NUM_SAMPLES,
     Curves,
-    describe_metric,
     get_direction,
     to_recall_points,
 )
 from pipeline_ops.evaluation.skew import ServingComparison
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
+from pipeline_ops.pages.metric_titles import TITLES, describe_metric
 from pipeline_ops.pages.page import render_page
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
@@ -225,18 +224,18 @@ def _describe_classifier(
     return {
         "metric_texts": {
             name: describe_metric(name, top_k)
-            for name in dict.fromkeys((*METRIC_NAMES, *figures.challenger.metrics))
+            for name in dict.fromkeys((*TITLES, *figures.challenger.metrics))
         },
         "get_direction": functools.partial(get_direction, own=figures.own_modes),
         # The others have no common scale.
-        "metrics_on_scale": [name for name in METRIC_NAMES if find_mode(name) == "max"],
+        "metrics_on_scale": [name for name in TITLES if find_mode(name) == "max"],
         "draw_interval_chart": charts.draw_interval_chart,
         # Metrics share one scale, and so do slices.
         "scale_start": _find_scale_start(
             value
             for model in models
             for name, value in model.metrics.items()
-            if name in METRIC_NAMES and find_mode(name) == "max"
+            if name in TITLES and find_mode(name) == "max"
         ),
         "slice_scale_start": _find_scale_start(
             value

@@ -10,10 +10,11 @@ import dataclasses
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, selectinload
 
 from pipeline_ops.config.pipeline_ref import PipelineRef
 from pipeline_ops.contract.layout import Layout
@@ -132,17 +133,26 @@ def list_runs(
         .order_by(DagRun.run_after.desc(), DagRun.id.desc())
         .limit(limit)
         .offset(offset)
+        .options(selectinload(DagRun.dag_run_note))
     ).all()
     tasks = defaultdict[str, list[TaskState]](list)
-    instances = select(TaskInstance).where(
-        TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_([run.run_id for run in runs])
-    )
-    for instance in session.scalars(instances):
+    instances = select(
+        TaskInstance.run_id,
+        TaskInstance.task_id,
+        TaskInstance.map_index,
+        TaskInstance.state,
+        TaskInstance.try_number,
+        TaskInstance.start_date,
+        TaskInstance.end_date,
+        TaskInstance.trigger_timeout,
+    ).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_([run.run_id for run in runs]))
+    for instance in session.execute(instances):  # columns only: thousands of tasks
         tasks[instance.run_id].append(_view_task(instance))
     return [(run, plan.sort(tasks[run.run_id])) for run in runs]
 
 
-def _view_task(task: TaskInstance) -> TaskState:
+def _view_task(task: Any) -> TaskState:
+    """Views a task instance, or a row of its columns."""
     return TaskState(
         task.task_id,
         task.map_index,

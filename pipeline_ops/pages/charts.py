@@ -7,6 +7,7 @@ classes, so it follows light, dark and print. All text in it is escaped.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -50,7 +51,7 @@ class Frame:
         )
 
 
-SMALL, LARGE = Frame(330, 212), Frame(460, 220)
+SMALL, LARGE, WIDE = Frame(330, 212), Frame(460, 220), Frame(1000, 240)
 FLAT = Frame(330, 158, top=8, bottom=22)
 
 
@@ -174,6 +175,70 @@ def draw_line_chart(
         if has_dots or len(line.points) == 1:
             parts += [_draw_dot(line, point, x, y, x_label) for point in line.points]
     return _draw_plot(title, frame, x, y, x_label + _THINNED * is_thinned, parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A point that is a link. It lies on the x axis if `y` is None.
+
+    `shape` is a dot, a ring, a cross or a speck. `text` is for the pointer and screen readers.
+    """
+
+    x: float
+    y: float | None
+    shape: str
+    text: str
+    address: str
+
+
+def draw_mark_chart(
+    title: str, marks: Sequence[Mark], steps: Line, labels: Sequence[tuple[float, str]]
+) -> Markup:
+    """Draws marks, and over them a line that keeps each value until the next one.
+
+    Args:
+      title: the text for screen readers.
+      marks: in the order of x, some with a `y`.
+      steps: the second series. It may be empty.
+      labels: texts below the x axis, by their x, of which as many are drawn as fit.
+    """
+    drawn = drop_undrawable((mark.x, mark.y) for mark in marks if mark.y is not None)
+    line = drop_undrawable(steps.points)
+    if not drawn:
+        return Markup('<p class="soft">Nothing was recorded.</p>')
+    x, y = _make_line_axes(WIDE, [*drawn, *line, (marks[0].x, drawn[0][1])], math.inf, math.inf)
+    x = dataclasses.replace(x, low=marks[0].x - 0.5, high=marks[-1].x + 0.5, ticks=())
+    corners = [corner for start, end in itertools.pairwise(line) for corner in _step(start, end)]
+    parts = []
+    if line:
+        corners = [*(corners or line), (x.high, line[-1][1])]
+        parts.append(_draw_curve(f"curve {steps.style}", corners, x, y, steps.name))
+    known = set(drawn)
+    for mark in marks:
+        place = (x(mark.x), y(mark.y) if (mark.x, mark.y) in known else y.start)  # type: ignore[arg-type]
+        parts.append(_draw_mark(mark, *place))
+    shown = labels[:: -(-len(labels) // _MAX_LABELS) or 1]
+    parts += [_draw_text("middle", x(at), y.start + 17, text) for at, text in shown]
+    return _draw_plot(title, WIDE, x, y, "", parts, is_interactive=True)
+
+
+def _step(start: Point, end: Point) -> tuple[Point, Point]:
+    return start, (end[0], start[1])
+
+
+def _draw_mark(mark: Mark, x: float, y: float) -> Markup:
+    shape = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
+    radius = {"speck": 1.8, "dot": 4.2, "ring": 3.8}
+    if mark.shape == "cross":
+        corners = (x - 3.5, y - 3.5, x + 3.5, y + 3.5, x - 3.5, y + 3.5, x + 3.5, y - 3.5)
+        drawn = Markup(
+            '<path class="cross" d="M{:.1f} {:.1f}L{:.1f} {:.1f}M{:.1f} {:.1f}L{:.1f} {:.1f}"/>'
+        ).format(*corners)
+    else:
+        drawn = shape.format(mark.shape, x, y, radius[mark.shape])
+    return Markup('<a href="{}" target="_top" aria-label="{}"><title>{}</title>{}</a>').format(
+        mark.address, mark.text, mark.text, drawn
+    )
 
 
 def draw_share_chart(
@@ -322,6 +387,7 @@ def _draw_plot(
     x_label: str,
     parts: Iterable[Markup],
     format_y: Callable[[float], str] = format_short,
+    is_interactive: bool = False,
 ) -> Markup:
     """Draws the grid and the texts of both axes, and the parts over them."""
     axes = []
@@ -333,14 +399,22 @@ def _draw_plot(
     axes += [_draw_text("middle", x(tick), y.start + 17, f"{tick:g}") for tick in x.ticks]
     if x_label:
         axes.append(_draw_text("middle", (x.start + x.end) / 2, frame.height - 3, x_label))
-    return _wrap("chart", frame.width, frame.height, [*axes, *parts], title)
+    role = "group" if is_interactive else "img"
+    return _wrap("chart", frame.width, frame.height, [*axes, *parts], title, role)
 
 
-def _wrap(style: str, width: int, height: int, parts: Iterable[Markup], title: str = "") -> Markup:
+def _wrap(
+    style: str,
+    width: int,
+    height: int,
+    parts: Iterable[Markup],
+    title: str = "",
+    role: str = "img",
+) -> Markup:
     """Wraps the parts of a drawing. Screen readers skip a drawing without a title."""
     label = Markup('aria-hidden="true"')
     if title:
-        label = Markup('role="img" aria-label="{}"').format(title)
+        label = Markup('role="{}" aria-label="{}"').format(role, title)
     return Markup('<svg class="{}" viewBox="0 0 {} {}" {}>{}</svg>').format(
         style, width, height, label, Markup("").join(parts)
     )

@@ -44,9 +44,16 @@ from pipeline_ops.orchestration.airflow_runs import (
 )
 from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.models import ModelView, view_model
+from pipeline_ops.orchestration.ui.overlay import MAX_OVERLAID, view_overlay
 from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
 from pipeline_ops.orchestration.ui.progress import view_tasks
-from pipeline_ops.orchestration.ui.runs import WORDS, view_runs
+from pipeline_ops.orchestration.ui.runs import (
+    LEGEND,
+    SPAN,
+    WORDS,
+    RunsQuery,
+    view_runs,
+)
 from pipeline_ops.registry.aliases import PREVIOUS
 from pipeline_ops.registry.registry import Registry
 from pipeline_ops.storage.store_options import wait_at_most
@@ -192,7 +199,7 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
-_MAX_PAGES = 1_000_000
+_MAX_PAGES, _MAX_FILTER = 1_000_000, 200
 _STORE_SECONDS = 10
 """How long a page waits for an unreachable store."""
 
@@ -229,21 +236,32 @@ def get_file(name: str, suffix: str) -> Response:
 def show_runs(
     dag_id: str,
     session: SessionDep,
+    span: Annotated[int, Query(ge=0, le=_MAX_PAGES)] = 0,
     page: Annotated[int, Query(ge=0, le=_MAX_PAGES)] = 0,
-    kind: Kind | None = None,
+    kind: Kind | Literal[""] = "",
+    text: Annotated[str, Query(max_length=_MAX_FILTER)] = "",
+    sort: Annotated[str, Query(max_length=_MAX_FILTER)] = "-started",
     all: bool | None = None,
 ) -> HTMLResponse:
     """Shows the runs of a pipeline. Without `all`, unchanged ones are hidden if most are."""
-    view = view_runs(dag_id, session, dt.datetime.now(dt.UTC), page, kind or "", all)
-    return render(
-        "runs.html",
-        IN_PIPELINE,
-        dag_id=dag_id,
-        view=view,
-        page=page,
-        kind=kind,
-        words=WORDS,
-    )
+    query = RunsQuery(span, page, kind, text, sort, all)
+    view = view_runs(dag_id, session, dt.datetime.now(dt.UTC), query)
+    values = {"dag_id": dag_id, "view": view, "query": query, "words": WORDS, "legend": LEGEND}
+    return render("runs.html", IN_PIPELINE, most=MAX_OVERLAID, span_size=SPAN, **values)
+
+
+@app.get("/pipelines/{dag_id}/overlay", dependencies=[CAN_READ_RUN])
+def show_overlay(
+    dag_id: str,
+    session: SessionDep,
+    run_id: Annotated[list[str], Query(default_factory=list)],
+) -> HTMLResponse:
+    """Shows runs together: their curves, their metrics, and what differs between them."""
+    run_ids = list(dict.fromkeys(run_id))
+    if not 1 <= len(run_ids) <= MAX_OVERLAID:
+        raise NotFound(f"Tick 1 to {MAX_OVERLAID} runs in the table of outcomes, then Compare.")
+    view = view_overlay(dag_id, run_ids, session)
+    return render("overlay.html", IN_PIPELINE, dag_id=dag_id, view=view)
 
 
 @app.get("/pipelines/{dag_id}/progress", dependencies=[CAN_READ_RUN])

@@ -12,7 +12,8 @@ from fastapi.responses import HTMLResponse
 
 from pipeline_ops.contract.results import format_figure
 from pipeline_ops.orchestration.ui.models import describe_move
-from pipeline_ops.orchestration.ui.progress import format_duration, format_metric_title
+from pipeline_ops.orchestration.ui.progress import format_duration
+from pipeline_ops.pages.metric_titles import format_metric_title
 from pipeline_ops.pages.page import STYLE
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -47,6 +48,7 @@ _ICON = (_TEMPLATES / "models.svg").read_text(encoding="utf-8")
 FILES: Mapping[str, str] = {
     "style.css": STYLE.read_text(encoding="utf-8")
     + (_TEMPLATES / "ui.css").read_text(encoding="utf-8"),
+    "overlay.js": (_TEMPLATES / "overlay.js").read_text(encoding="utf-8"),
     "live.js": (_TEMPLATES / "live.js").read_text(encoding="utf-8"),
     # The rim keeps the icon visible in a selected entry of Airflow's navigation.
     "models.svg": _ICON.replace("currentColor", "#3f3f46").replace("rimColor", "#ffffff"),

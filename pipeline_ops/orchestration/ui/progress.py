@@ -37,6 +37,7 @@ from pipeline_ops.pages.charts import (
     drop_undrawable,
     thin,
 )
+from pipeline_ops.pages.metric_titles import format_metric_title
 from pipeline_ops.storage.store_path import StorePath
 
 _VALIDATION = "validation_"
@@ -44,7 +45,6 @@ _STYLES, _NUM_SERIES = ("training", "validation"), 4
 """The styles of lines in `ui.css`."""
 CurveName = tuple[str, str]
 """The title of the chart, and the label of the curve."""
-_SPELLINGS = {"f1": "F1", "roc": "ROC", "auc": "AUC", "map": "mAP"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,6 @@ class Chart:
     title: str
     legend: Markup
     drawing: Markup
-
-
-def format_metric_title(name: str) -> str:
-    """Converts `macro_roc_auc` to `Macro ROC AUC`."""
-    first, *others = name.replace("top_k", "top-k").split("_")
-    words = [first if first in _SPELLINGS or first.isupper() else first.capitalize(), *others]
-    return " ".join(_SPELLINGS.get(word, word) for word in words)
 
 
 def list_curves(event: ProgressEvent) -> Iterator[tuple[CurveName, float]]:

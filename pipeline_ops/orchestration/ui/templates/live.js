@@ -1,14 +1,15 @@
 // Keeps a page with the attribute data-live up to date: fetches it again and replaces its <main>.
 "use strict";
 (function () {
-  const everyMilliseconds = 2000;
+  const seconds = Number(document.querySelector("main[data-live]")?.dataset.live) || 2;
+  const isInUse = (main) => main.contains(document.activeElement) && document.activeElement.matches("input") || main.querySelector("input:checked");
   const remember = function (main) {
     return new Set(Array.from(main.querySelectorAll("details[open]"), (d) => d.id));
   };
   const refresh = async function () {
     const old = document.querySelector("main[data-live]");
     if (!old) return;
-    if (!document.hidden) {
+    if (!document.hidden && !isInUse(old)) {
       try {
         const answer = await fetch(location.href, { credentials: "same-origin" });
         if (answer.ok) {
@@ -25,7 +26,7 @@
         document.body.classList.add("is-stale");
       }
     }
-    setTimeout(refresh, everyMilliseconds);
+    setTimeout(refresh, 1000 * seconds);
   };
-  setTimeout(refresh, everyMilliseconds);
+  setTimeout(refresh, 1000 * seconds);
 })();

@@ -192,7 +192,7 @@ def test_a_module_that_is_nowhere_is_an_error_of_the_config(tmp_path):
                 "train__workers": 1,
             },
             (
-                "train.loss: acme_vision.objectives:mean_loss: must return a value for each "
+                "train.loss: must return a value for each "
                 "example, a tensor of rank 1, got shape (). Do not average over the batch"
             ),
         ),

@@ -45,6 +45,7 @@ from typing import Any, Literal
 import psutil
 import pydantic
 
+from pipeline_ops.cli.airflow_access import LOOPBACK, USER, Access
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
 from pipeline_ops.config.pipeline import find_config_files
 from pipeline_ops.config.run_conf import TRUSTED_CONF
@@ -64,7 +65,6 @@ from pipeline_ops.system.processes import (
 )
 from pipeline_ops.system.temp_dirs import use_temporary_folder
 
-USER = "admin"
 OWNER_ONLY = 0o600
 DAGS = CODE_ROOT / "dags"
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -80,6 +80,7 @@ The log servers would listen on every address of the machine, and are not needed
 
 MIGRATE = ("db", "migrate")
 
+NOBODY_ELSE = Access()
 _SETTINGS = {
     "core": {
         "executor": "LocalExecutor",
@@ -87,11 +88,10 @@ _SETTINGS = {
         # A schedule in the YAML runs; another Airflow follows its own setting.
         "dags_are_paused_at_creation": "False",
         "parallelism": "4",  # each worker is a forked process, busy or not
-        "simple_auth_manager_users": f"{USER}:admin",
         # A YAML changed twice within half a minute must show both times.
         "min_serialized_dag_update_interval": "0",
     },
-    "api": {"host": "127.0.0.1", "workers": "1", "instance_name": "Trainyard"},
+    "api": {"workers": "1", "instance_name": "Trainyard"},
     # The gap between two tasks; the default of 1 s is for busy clusters.
     "scheduler": {"scheduler_idle_sleep_time": "0.2"},
     "dag_processor": {"parsing_processes": "1"},
@@ -172,6 +172,8 @@ class Secrets(pydantic.BaseModel):
     """The secrets of a home. They stay, so that a browser remains logged in."""
 
     password: str = pydantic.Field(default_factory=lambda: secrets.token_urlsafe(12))
+    passwords: dict[str, str] = {}
+    """Of further users, by name."""
     jwt: str = pydantic.Field(default_factory=lambda: secrets.token_hex(64))
     session: str = pydantic.Field(default_factory=lambda: secrets.token_hex(32))
     fernet: str = pydantic.Field(
@@ -179,11 +181,14 @@ class Secrets(pydantic.BaseModel):
     )
 
     @classmethod
-    def load_or_create(cls, home: AirflowHome) -> Secrets:
+    def load_or_create(cls, home: AirflowHome, users: Iterable[str] = ()) -> Secrets:
         """Reads or makes the secrets, and writes Airflow's file of passwords."""
         loaded = read_json_as(cls, open_path(home.secrets)) or cls()
+        for name in users:
+            loaded.passwords.setdefault(name, secrets.token_urlsafe(12))
+        present = {USER: loaded.password} | {name: loaded.passwords[name] for name in users}
         write_json(home.secrets, loaded.model_dump(), OWNER_ONLY)
-        write_json(home.passwords, {USER: loaded.password}, OWNER_ONLY)
+        write_json(home.passwords, present, OWNER_ONLY)
         return loaded
 
 
@@ -195,15 +200,18 @@ class AirflowServer(JsonModel):
     process: ProcessIdentity
     port: int
     password: str
+    passwords: dict[str, str] = {}
+    """Of further users, by name."""
     configs: list[str]
     schedules: bool
     started: float
+    access: Access = Access()
     _programs: dict[int, str] = {}
     """The names of the programs by pid, in the command that runs them."""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.access.reached_at}:{self.port}"
 
     @property
     def is_own(self) -> bool:
@@ -286,13 +294,14 @@ def embedded_airflow(
     on_message: Callable[[str], None],
     schedules: bool = False,
     dags: Path = DAGS,
+    access: Access = NOBODY_ELSE,
 ) -> Iterator[AirflowServer]:
     """Runs an embedded Airflow, or joins the one that runs in this home.
 
     A new one makes DAGs of `configs`, which are files or folders of files. A running one must serve
-    them. `on_message` is called with a line for the user. With `schedules`, a new one starts the
-    runs that are due by the clock. Raises MachineError if it does not start, or if the running one
-    serves other configs.
+    them, with the `access` if that is not the default. `on_message` is called with a line for the
+    user. With `schedules`, a new one starts the runs that are due by the clock. Raises MachineError
+    if it does not start, or if the running one serves something else.
     """
     if problem := _describe_full_disk(home):
         raise MachineError(problem)
@@ -303,6 +312,7 @@ def embedded_airflow(
             server = AirflowServer.find_running(home)
             if server and server.state == "up" and try_lock(users.fileno(), is_shared=True):
                 _check_configs_served(server, configs)
+                _check_access(server, access)
                 on_message(f"Using the embedded Airflow that process {server.process.pid} runs.")
                 yield server
                 return
@@ -314,7 +324,8 @@ def embedded_airflow(
             time.sleep(_POLL_SECONDS)
         adopt_orphans()
         _end_left_workers(home)
-        programs = _run_programs(home, [*map(str, configs)], on_message, schedules, dags)
+        names = [*map(str, configs)]
+        programs = _run_programs(home, names, on_message, schedules, dags, access)
         with use_temporary_folder("airflow"), programs as server:
             yield server
             # Waits for the commands that have joined. After that, none can join any more.
@@ -346,20 +357,23 @@ def _run_programs(
     on_message: Callable[[str], None],
     schedules: bool,
     dags: Path,
+    access: Access,
 ) -> Iterator[AirflowServer]:
     """Starts the programs, and ends all processes below this one at the end."""
-    home_secrets = Secrets.load_or_create(home)
+    home_secrets = Secrets.load_or_create(home, access.users)
     server = AirflowServer(
         home=home,
         process=ProcessIdentity.from_pid(os.getpid()),
-        port=_choose_port(home),
+        port=_choose_port(home, access),
         password=home_secrets.password,
+        passwords=home_secrets.passwords,
         configs=list(configs),
         schedules=schedules,
         started=time.time(),
+        access=access,
     )
     environment = build_airflow_environment(
-        os.environ, home, dags, configs, server.port, home_secrets, schedules
+        os.environ, home, dags, configs, server.port, home_secrets, schedules, access
     )
     sessions: set[int] = set()
     is_first = not home.database.exists()
@@ -372,7 +386,7 @@ def _run_programs(
             server._programs[pid] = name
             sessions.add(pid)
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_listening(server.port):
+        while not _is_listening(access.reached_at, server.port):
             server.pause(deadline, "the embedded Airflow did not start")
         server.state = "up"
         server.write()
@@ -456,6 +470,14 @@ def _check_configs_served(server: AirflowServer, configs: Sequence[Path]) -> Non
         )
 
 
+def _check_access(server: AirflowServer, access: Access) -> None:
+    if access not in (NOBODY_ELSE, server.access):
+        raise MachineError(
+            f"an embedded Airflow is already running (process {server.process.pid}, {server.url}) "
+            "with another address or other users. Stop it first."
+        )
+
+
 def make_bundle(dags: Path) -> dict[str, Any]:
     """Describes the DAG files in a folder as Airflow's setting takes it, without the name."""
     local = "airflow.dag_processing.bundles.local.LocalDagBundle"
@@ -470,13 +492,14 @@ def build_airflow_environment(
     port: int,
     home_secrets: Secrets,
     schedules: bool,
+    access: Access = NOBODY_ELSE,
 ) -> dict[str, str]:
     """Builds the environment of every program of the embedded Airflow.
 
     Settings of the caller's shell for another Airflow are left out: with them, `db migrate` would
     change the other one's database. So is the variable that keeps Python from writing bytecode.
     """
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{access.reached_at}:{port}"
     num_pipelines = len(list(find_config_files(configs)))
     parse_interval = max(
         _PARSE_INTERVAL_SECONDS, _PARSE_INTERVAL_SECONDS_PER_PIPELINE * num_pipelines
@@ -486,8 +509,14 @@ def build_airflow_environment(
             "fernet_key": home_secrets.fernet,
             "execution_api_server_url": f"{url}/execution/",
             "simple_auth_manager_passwords_file": str(home.passwords),
+            "simple_auth_manager_users": access.list_users(),
         },
-        "api": {"port": str(port), "base_url": url, "secret_key": home_secrets.session},
+        "api": {
+            "host": access.host,
+            "port": str(port),
+            "base_url": url,
+            "secret_key": home_secrets.session,
+        },
         "api_auth": {"jwt_secret": home_secrets.jwt},
         "database": {"sql_alchemy_conn": f"sqlite:///{home.database}"},
         "dag_processor": {
@@ -525,8 +554,19 @@ def _prepend(variables: Mapping[str, str], name: str, value: str, separator: str
     return {name: separator.join(filter(None, [value, variables.get(name)]))}
 
 
-def _choose_port(home: AirflowHome) -> int:
-    """Returns the port of the last time if it is free, so that a bookmark stays right."""
+def _choose_port(home: AirflowHome, access: Access = NOBODY_ELSE) -> int:
+    """Returns the port of the last time if it is free, so that a bookmark stays right.
+
+    Raises MachineError if a person has named one that is in use.
+    """
+    if access.port:
+        try:
+            return find_free_port(access.port, access.host)
+        except OSError as error:
+            raise MachineError(
+                f"cannot listen on {access.host}:{access.port} ({error.strerror}). Choose another "
+                "port with --port, or an address of this machine with --host."
+            ) from None
     try:
         last = int(home.port.read_text())
         port = find_free_port(last if 1024 <= last < 1 << 16 else 0)
@@ -536,25 +576,25 @@ def _choose_port(home: AirflowHome) -> int:
     return port
 
 
-def find_free_port(port: int = 0) -> int:
-    """Returns a port of 127.0.0.1 on which no process listens at this moment.
+def find_free_port(port: int = 0, host: str = LOOPBACK) -> int:
+    """Returns a port of an address on which no process listens at this moment.
 
     Raises OSError if a process listens on the port that is asked for.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port > 0)  # as the server does
-        probe.bind(("127.0.0.1", port))
+        probe.bind((host, port))
         found: int = probe.getsockname()[1]
     return found
 
 
-def _is_listening(port: int) -> bool:
-    """Returns whether a process below this one accepts connections to a port of 127.0.0.1.
+def _is_listening(host: str, port: int) -> bool:
+    """Returns whether a process below this one accepts connections to a port.
 
     Raises MachineError if another process does, which has taken the port since it was chosen.
     """
     try:
-        socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS).close()
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError:
         return False
     for pid in find_descendants():

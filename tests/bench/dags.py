@@ -27,8 +27,9 @@ from pathlib import Path
 import psutil
 import yaml
 
+from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, embedded_airflow
+from pipeline_ops.cli.embedded_airflow import AirflowHome, embedded_airflow
 from pipeline_ops.system.processes import find_descendants
 
 ROOT = Path(__file__).resolve().parents[2]

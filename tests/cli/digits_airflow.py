@@ -15,8 +15,9 @@ from cli.programs import ENDED, UP_SECONDS, Account, Programs
 from config_files import write_config, write_digits
 from processes import find_processes_using, wait_until
 
+from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi, make_run_id
-from pipeline_ops.cli.embedded_airflow import PROGRAMS, USER
+from pipeline_ops.cli.embedded_airflow import PROGRAMS
 from pipeline_ops.contract.layout import Attempt, Layout
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.storage.store_path import StorePath

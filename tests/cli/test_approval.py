@@ -15,8 +15,8 @@ from config_files import write_config
 from held_airflow import run_airflow
 from processes import wait_until
 
+from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded_airflow import USER
 from pipeline_ops.cli.main import main
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.run_summary import read_summary

@@ -15,9 +15,10 @@ from held_airflow import HOLDER, hold_airflow
 from processes import query_process
 from small_disks import mount_small_disk
 
+from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded_airflow import USER, AirflowServer
-from pipeline_ops.errors import ConfigError, ExitCode
+from pipeline_ops.cli.embedded_airflow import AirflowServer
+from pipeline_ops.errors import ConfigError, ExitCode, TrainyardError
 
 pytestmark = pytest.mark.airflow
 
@@ -102,3 +103,22 @@ def test_a_disk_that_is_full_when_a_program_ends_is_named_first(tmp_path, surviv
         assert "of the embedded Airflow ended with exit status" in holder.stdout.readline()
         assert holder.wait(timeout=60) == ExitCode.RETRY
         assert survivors.look() == []
+
+
+def test_users_have_their_roles_and_another_command_cannot_change_them(tmp_path, survivors):
+    (tmp_path / "small.py").write_text(_DAG)
+    options = ["--users=vera:viewer,anna:op"]
+    with hold_airflow(tmp_path, "/configs/a.yaml", survivors.environment, *options) as server:
+        for name, may_trigger in (("vera", False), ("anna", True)):
+            with AirflowApi(server.url, name, server.passwords[name]) as api:
+                api.log_in()
+                server.wait_for_dag(api, "small", since=0.0)
+                if may_trigger:
+                    assert api.trigger("small", {})
+                else:
+                    with pytest.raises(TrainyardError, match="403"):
+                        api.trigger("small", {})
+        command = [sys.executable, HOLDER, "--users=vera:admin", tmp_path, "/configs/a.yaml"]
+        other = subprocess.run(command, env=survivors.environment, capture_output=True, text=True)
+        assert other.returncode == ExitCode.RETRY
+        assert "with another address or other users. Stop it first." in other.stdout

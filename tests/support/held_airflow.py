@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, AirflowServer
+from pipeline_ops.cli.embedded_airflow import AirflowHome, AirflowServer
 
 HOLDER = Path(__file__).parents[1] / "cli" / "holder.py"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from pipeline_ops.cli.airflow_access import USER, Access, is_loopback
 from pipeline_ops.cli.airflow_api import ACCESS_VARIABLE, AirflowApi, make_run_id
 from pipeline_ops.cli.arguments import (
     ConfigFile,
@@ -25,7 +26,12 @@ from pipeline_ops.cli.arguments import (
     load_runnable,
     parse_overrides,
 )
-from pipeline_ops.cli.embedded_airflow import USER, AirflowHome, AirflowServer, embedded_airflow
+from pipeline_ops.cli.embedded_airflow import (
+    NOBODY_ELSE,
+    AirflowHome,
+    AirflowServer,
+    embedded_airflow,
+)
 from pipeline_ops.cli.run_view import (
     RunMonitor,
     RunStatus,
@@ -164,17 +170,29 @@ def _open_existing(
 
 @contextlib.contextmanager
 def connect(
-    configs: Sequence[Path], console: Console, schedules: bool = False
+    configs: Sequence[Path],
+    console: Console,
+    schedules: bool = False,
+    access: Access = NOBODY_ELSE,
 ) -> Iterator[tuple[AirflowApi, AirflowServer]]:
     """Keeps an embedded Airflow up, and logs in once it is healthy."""
     home = AirflowHome.from_environment()
     with (
-        embedded_airflow(home, configs, console.print, schedules) as server,
+        embedded_airflow(home, configs, console.print, schedules, access=access) as server,
         AirflowApi(server.url, USER, server.password, before_retry=server.check_alive) as api,
     ):
         # Elsewhere than at a terminal, the password would stay in a log.
         password = server.password if console.is_terminal else f"in {home.passwords}"
         console.print(f"Airflow   {server.url}   user {USER}   password {password}")
+        for name, role in server.access.users.items():
+            own = f"password {server.passwords[name]}" if console.is_terminal else ""
+            console.print(f"          {role:<10} user {name}   {own}".rstrip())
+        if not is_loopback(server.access.host):
+            console.print(
+                f"It answers at {server.access.host} without encryption, so passwords can be read "
+                "on the way.",
+                style="yellow",
+            )
         server.wait_until_healthy(api)
         yield api, server
 

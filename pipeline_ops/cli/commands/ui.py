@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from pipeline_ops.cli.airflow_access import LOOPBACK, Access, parse_host, parse_users
 from pipeline_ops.cli.arguments import (
     list_config_files,
     load_checked,
@@ -26,15 +29,36 @@ _POLL_SECONDS = 1.0
 
 def ui(
     config_paths: Annotated[list[Path], make_configs_argument(CODE_ROOT / "configs")],
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=1, max=65535, help="Port to listen on. Default: that of last time."
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            help="Address to listen on, 0.0.0.0 for all. Passwords are sent without encryption.",
+        ),
+    ] = LOOPBACK,
+    users: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME:ROLE,...",
+            help="More users, such as anna:op,vera:viewer. Roles are viewer, user, op and admin.",
+        ),
+    ] = "",
 ) -> int:
     """Start an embedded Airflow with its UI, until Ctrl-C.
 
     `trainyard run` uses this Airflow while it is up.
     """
+    access = Access(host=parse_host(host), port=port, users=parse_users(users))
     console = make_console(stderr=False)
     configs = [path.resolve() for path in config_paths]
     pipelines = load_valid_pipelines(configs, console)
-    with handle_stop_signals(), connect(configs, console, schedules=True) as (api, server):
+    with handle_stop_signals(), connect(configs, console, True, access) as (api, server):
         dags = [server.wait_for_dag(api, pipeline, since=0.0) for pipeline in pipelines]
         if not server.schedules:
             console.print("Schedules are off, because `trainyard run` started this Airflow.")

@@ -49,7 +49,7 @@ PROCESSES_tutorials := -n 3
 # Its two tests need both cores.
 PROCESSES_scale := -n 0
 
-.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-gpu check sbom audit bench lock
+.PHONY: help install install-dev data run ui up up-run down test-unit test test-systems test-gpu check sbom audit bench pages-demo lock
 
 help: ## list the commands
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -117,6 +117,9 @@ IMAGE := $(UV) -c requirements-dev.txt pyproject.toml
 WITHOUT_AIRFLOW := $(IMAGE) --excludes docker/locks/without-airflow.in
 CLIENTS := --extra docker --extra kubernetes
 JOBS := $(CLIENTS) --extra serving --extra preprocess --extra train --extra onnx --extra slim
+
+pages-demo: install-dev data ## retrain once, add 60 runs and 8 versions, and show their pages until Ctrl-C
+	@$(PYTHON) tests/bench/pages.py --demo
 
 lock: ## lock the dependencies again (needs uv)
 	echo uv | $(UV) -o requirements-install.txt -

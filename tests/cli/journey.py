@@ -79,9 +79,10 @@ def roll_back(person: BrowserUser, challenger: int, champion: int) -> None:
     models.get_by_role("link", name="digits").click()
     models.get_by_text(f"Version {challenger} is in service").wait_for()
     assert models.locator("svg.chart").count() > 1
+    person.look("model")
     models.get_by_text(f"Roll back to version {champion}").click()
     models.get_by_label("Reason").first.fill("customers complained")
-    person.look("model")
-    models.get_by_role("button", name=f"Put version {champion} back in service").click()
+    person.look("model-change")
+    models.get_by_role("button", name=f"Put version {champion} of digits back in service").click()
     models.get_by_role("status").wait_for()
     person.look("rolled-back")

@@ -126,7 +126,8 @@ def _plan(
     if action == "alias":
         return present.with_alias(alias, version, "")
     if version is None:
-        raise ConfigError("There is no earlier champion. Put another version in service.")
+        missing = "There is no earlier champion." if action == "rollback" else "Which version?"
+        raise ConfigError(f"{missing} Choose a version on the page of the model.")
     if action == "retire":
         registry.check_retirable(version, present)
         return present.with_retired([version], "")

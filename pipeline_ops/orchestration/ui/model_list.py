@@ -107,7 +107,9 @@ def _view_row(dag_id: str, pipeline: PipelineRef) -> ModelRow:
         metric=metric,
         value=served.metrics.get(metric) if served else None,
         course=_draw_course(metric, figures, champion),
-        aliases={name: number for name, number in sorted(present.names.items()) if name != CHAMPION},
+        aliases={
+            name: number for name, number in sorted(present.names.items()) if name != CHAMPION
+        },
     )
 
 

@@ -31,7 +31,7 @@ _MIN_POINTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class VersionView:
-    """One version. If its manifest cannot be read, it is None, and `problem` says why."""
+    """One version. If its manifest or its figures cannot be read, `problem` says why."""
 
     number: int
     aliases: list[str]
@@ -126,6 +126,7 @@ def view_model(pipeline: PipelineRef, page: int = 0) -> ModelView:
     views = dict[int, VersionView]()
     older_origin, before = Origin(), None
     for number, manifest, origin in zip(needed, manifests, origins, strict=True):
+        figures, problem = _try_read_figures(manifest)
         views[number] = VersionView(
             number,
             present.find_names(number),
@@ -133,7 +134,9 @@ def view_model(pipeline: PipelineRef, page: int = 0) -> ModelView:
             summary=origin.summary,
             before=before,
             changes=_describe_changes(older_origin, origin),
-            **_parse_manifest(manifest),
+            manifest=None if isinstance(manifest, DataError) else manifest,
+            figures=figures,
+            problem=problem,
         )
         older_origin, before = origin, number
     retired = {number: move for move in history.moves for number in move.retired}
@@ -207,11 +210,12 @@ def read_origin(layout: Layout, number: int, manifest: Manifest | DataError) -> 
     return Origin(summary if is_same else None, training)
 
 
-def _parse_manifest(manifest: Manifest | DataError) -> dict[str, object]:
+def _try_read_figures(manifest: Manifest | DataError) -> tuple[ModelFigures | None, str]:
+    """Returns the figures of a version, or the problem with them."""
     try:
-        return {"figures": read_figures(manifest), "manifest": manifest}
+        return read_figures(manifest), ""
     except (DataError, ValueError) as error:
-        return {"problem": str(error)}
+        return None, str(error)
 
 
 def _find_badge(number: int, present: Aliases, history: AliasHistory) -> str:

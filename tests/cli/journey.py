@@ -78,7 +78,7 @@ def roll_back(person: BrowserUser, challenger: int, champion: int) -> None:
     person.look("models")
     models.get_by_role("link", name="digits").click()
     models.get_by_text(f"Version {challenger} is in service").wait_for()
-    assert models.locator("svg.chart").count() > 1
+    models.get_by_text(f"against {champion}").first.wait_for()
     person.look("model")
     models.get_by_text(f"Roll back to version {champion}").click()
     models.get_by_label("Reason").first.fill("customers complained")

@@ -137,8 +137,8 @@ def test_a_difference_is_that_of_the_gate_and_grey_within_noise(run_writer, clie
     publish(run_writer, 2, 0.96)
     publish(run_writer, 3, 0.961, low=-0.01)
     page = client("viewer").get(run_writer.address("models")).text
-    assert '<small class="is-real">+0.0100 to 1</small>' in page
-    assert '<small class="soft">+0.0010 to 2, within noise</small>' in page
+    assert '<small class="is-real">+0.0100 against 1</small>' in page
+    assert '<small class="soft">+0.0010 against 2, within noise</small>' in page
     assert page.count("<small class=") == 2, "the first one had no champion"
     head = page[page.index("<thead>") : page.index("</thead>")]
     assert "Accuracy" in head and "Macro F1" not in head and "Top-k" not in head
@@ -162,9 +162,10 @@ def test_a_row_opens_to_metrics_changes_and_how_to_load_it(run_writer, look):
     details = page[page.index("Details of version 2") :]
     assert "Macro F1 0.9500" in details
     assert "Changed since version 1 config epochs: 1 -> 2" in details
-    location = run_writer.registry.location
-    assert f'tf.saved_model.load("{location}/2")' in details
-    assert "trainyard models fetch digits.yaml 2 FOLDER" in details
+    assert (
+        'trainyard models fetch digits.yaml 2 FOLDER tf.saved_model.load("FOLDER/2") '
+        f"from {run_writer.registry.location}/2"
+    ) in details
     assert re.search("saved_model.pb SHA-256 [0-9a-f]{64}", details)
 
 

@@ -63,7 +63,6 @@ CAN_EDIT_PIPELINE = Depends(requires_access_dag("PUT"))
 """A user who may pause a pipeline may also choose the model version that is in service."""
 
 _MAX_REASON = 500
-_MAX_PAGES = 1_000_000
 _NUMBER = re.compile("[0-9]{1,10}")
 
 
@@ -90,7 +89,7 @@ def show_model(
     dag_id: str,
     user: GetUserDep,
     session: SessionDep,
-    page: Annotated[int, Query(ge=0, le=_MAX_PAGES)] = 0,
+    page: Annotated[int, Query(ge=0)] = 0,
     done: str = "",
 ) -> HTMLResponse:
     """Shows the versions of a pipeline's model."""
@@ -244,6 +243,7 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 _PAGES = ("report", "data")
 _Page = Literal["report", "data"]
 _MAX_PAGE_BYTES = 64 << 20
+_MAX_PAGES = 1_000_000
 _STORE_SECONDS = 10
 """How long a page waits for an unreachable store."""
 

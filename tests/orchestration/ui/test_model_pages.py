@@ -141,7 +141,7 @@ def test_a_difference_is_that_of_the_gate_and_grey_within_noise(run_writer, clie
     assert '<small class="soft">+0.0010 against 2, within noise</small>' in page
     assert page.count("<small class=") == 2, "the first one had no champion"
     head = page[page.index("<thead>") : page.index("</thead>")]
-    assert "Accuracy" in head and "Macro F1" not in head and "Top-k" not in head
+    assert "Accuracy" in head and "F1" not in head and "Top-k" not in head
 
 
 def test_a_difference_to_another_champion_than_that_of_the_publication_is_not_shown(
@@ -160,7 +160,7 @@ def test_a_row_opens_to_metrics_changes_and_how_to_load_it(run_writer, look):
     page = look()
     assert "1,634 0.3 MiB 4.2 ms saved_model, onnx" in page
     details = page[page.index("Details of version 2") :]
-    assert "Macro F1 0.9500" in details
+    assert "F1 0.9500" in details
     assert "Changed since version 1 config epochs: 1 -> 2" in details
     assert (
         'trainyard models fetch digits.yaml 2 FOLDER tf.saved_model.load("FOLDER/2") '

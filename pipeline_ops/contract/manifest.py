@@ -166,6 +166,11 @@ class Manifest(JsonModel):
             [file.identity if file.sha256 else file.model_dump(exclude=old) for file in self.files]
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.num_bytes for file in self.files)
+
     def get_file(self, path: str) -> ManifestFile:
         """Raises KeyError."""
         return {file.path: file for file in self.files}[path]

@@ -363,6 +363,33 @@ def draw_distance(value: float, threshold: float, is_above: bool) -> Markup:
     return _wrap("distance", 200, 18, parts)
 
 
+_SPARK = Axis(0, 1, 4, 116)
+
+
+def draw_sparkline(title: str, values: Sequence[float], marked: int | None = None) -> Markup:
+    """Draws the course of a figure as one small line without axes.
+
+    Args:
+      title: the text for screen readers, with the values that matter.
+      values: in order. A single one, or none that is finite, is not drawn.
+      marked: the position in `values` of the value with a dot.
+    """
+    drawn = drop_undrawable(enumerate(values))
+    if len(drawn) < 2:
+        return Markup()
+    low, high = min(y for _, y in drawn), max(y for _, y in drawn)
+    margin = 0.0 if high > low else abs(high) or 1.0  # an equal line is in the middle
+    x = dataclasses.replace(_SPARK, low=drawn[0][0], high=drawn[-1][0])
+    y = Axis(low - margin, high + margin, 22, 4)
+    parts = [_draw_curve("curve", drawn, x, y)]
+    parts += [_draw_spot(x(px), y(py)) for px, py in drawn if px == marked]
+    return _wrap("spark", 120, 26, parts, title)
+
+
+def _draw_spot(x: float, y: float) -> Markup:
+    return Markup('<circle class="point" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(x, y)
+
+
 def _make_line_axes(
     frame: Frame, points: Sequence[Point], y_min: float, y_max: float
 ) -> tuple[Axis, Axis]:

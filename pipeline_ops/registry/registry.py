@@ -184,15 +184,29 @@ class Registry:
 
         return self._locate(aliases.move(self.folder, decide).names[CHAMPION])
 
-    def set_alias(self, alias: str, number: int | None, reason: str) -> None:
+    def set_alias(
+        self,
+        alias: str,
+        number: int | None,
+        reason: str,
+        expected: int | None | EllipsisType = ...,
+    ) -> None:
         """Makes an alias name a version, or removes it.
 
-        Raises ConfigError if users can't set the name, or there is no such version.
+        Raises ConfigError if users can't set the name, or there is no such version, and OutOfDate
+        if the alias no longer names the version that it was seen to name (`expected`; by default
+        any).
         """
 
         def decide(present: Aliases) -> Aliases:
             if number is not None:
                 self.get_version(number, present)
+            current = present.names.get(alias)
+            if not isinstance(expected, EllipsisType) and current != expected:
+                raise OutOfDate(
+                    f"the alias {alias} names {_format_version(current)} now, and it named "
+                    f"{_format_version(expected)} when this was decided. Look again, then decide"
+                )
             changed = present.with_alias(alias, number, reason)
             return present if changed.names == present.names else changed
 
@@ -216,9 +230,35 @@ class Registry:
             ]
             return present.with_retired(to_retire, reason) if to_retire else present
 
-        retired = aliases.move(self.folder, decide).retired
-        present = (number for number in list_numbers(self.folder) if number in retired)
-        removed = [number for number in present if self._is_exported(number)]
+        return self._remove_retired(aliases.move(self.folder, decide))
+
+    def retire_version(self, number: int, reason: str) -> None:
+        """Removes one version, as `retire` does. Raises as `check_retirable` does."""
+
+        def decide(present: Aliases) -> Aliases:
+            self.check_retirable(number, present)
+            return present.with_retired([number], reason)
+
+        self._remove_retired(aliases.move(self.folder, decide))
+
+    def check_retirable(self, number: int, present: Aliases) -> None:
+        """Raises ConfigError if there is no such version of an export, or an alias names it."""
+        self.get_version(number, present)
+        if names := present.find_names(number):
+            raise ConfigError(
+                f"version {number} cannot be retired, because it is {' and '.join(names)}. "
+                "Move the alias to another version first."
+            )
+        if not self._is_exported(number):
+            raise ConfigError(
+                f"{self.location}/{number} cannot be retired, because no export has published it. "
+                "Remove it by hand."
+            )
+
+    def _remove_retired(self, present: Aliases) -> list[int]:
+        """Removes what is left of all retired versions. Returns their numbers."""
+        left = [number for number in list_numbers(self.folder) if number in present.retired]
+        removed = [number for number in left if self._is_exported(number)]
         for number in removed:
             self._locate(number).remove()
         return removed

@@ -33,14 +33,49 @@ def test_versions_are_listed_with_metrics_champion_and_history(config_file, publ
     publish(1)
     publish(2)
     lines = command("models", config_file).splitlines()
-    assert lines[0].startswith("     1  accuracy 0.9800")
-    assert lines[1].startswith("*    2  accuracy 0.9800")
+    figures = "0.0 MiB accuracy 0.9800 macro_precision 0.9700"
+    assert [" ".join(line.split()) for line in lines[:2]] == [
+        f"1 {figures} @previous",
+        f"* 2 {figures}",
+    ]
     assert lines[2] == "* in service: version 2"
     assert lines[3] == f"  the folder of version N is {config_file.parent}/root/models/digits/N"
     assert [line.split("  ", 2)[2] for line in lines[4:]] == [
         "version 1: passed the gate",
         "version 2: passed the gate",
     ]
+
+
+def test_a_version_has_its_date_its_size_and_its_run_in_lines_of_at_most_100_columns(
+    config_file, publish, command
+):
+    run_id = "scheduled__2026-11-01T03:00:00+00:00" + "-again" * 20
+    change_manifest(
+        config_file,
+        publish,
+        made_by={"run_id": run_id, "time": "2026-11-01T04:05:06Z"},
+        metrics={f"a_long_name_of_a_metric_{number}": 0.5 for number in range(4)},
+        files=[{"path": "saved_model.pb", "num_bytes": 3 << 20, "crc32c": "00000000"}],
+    )
+    reason = "the customers in the north have complained about sevens that are ones; " * 5
+    command("models", "alias", config_file, "canary", "1", "--reason", reason)
+    output = command("models", config_file)
+    lines = [line for line in output.splitlines() if "the folder of version" not in line]
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == (
+        "*    1  2026-11-01 04:05 UTC      3.0 MiB  a_long_name_of_a_metric_0 0.5000  @canary"
+    )
+    words = output.split()
+    assert run_id in "".join(words) and " ".join(reason.split()) in " ".join(words)
+
+
+def change_manifest(config_file, publish, metrics, **fields) -> None:
+    """Publishes version 1 with other fields in its manifest."""
+    publish(1)
+    file = config_file.parent / "root" / "models" / "digits" / "1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["figures"]["metrics"] = metrics
+    file.write_text(json.dumps(manifest | fields))
 
 
 def test_place_and_model_do_instead_of_a_config(config_file, publish, command):
@@ -88,6 +123,7 @@ def test_programs_get_json(config_file, publish, command):
     output = json.loads(command("models", config_file, "--json"))
     assert output["aliases"] == {"champion": 1} and output["versions"][0]["aliases"] == ["champion"]
     assert output["versions"][0]["figures"]["metrics"]["accuracy"] == 0.98
+    assert output["versions"][0]["made_by"] is None and output["versions"][0]["num_bytes"] == 0
 
 
 def test_a_registry_on_s3_is_promoted_rolled_back_and_fetched_from(

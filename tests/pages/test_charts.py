@@ -12,6 +12,7 @@ from pipeline_ops.pages.charts import (
     compute_ticks,
     draw_interval_chart,
     draw_line_chart,
+    draw_sparkline,
     format_short,
     thin,
 )
@@ -99,3 +100,21 @@ def test_a_better_challenger_is_drawn_to_the_right_of_the_champion():
     drawing = parse(draw_interval_chart(0.9, 0.8, 0.7, (0.85, 0.93)))
     x = {circle.get("class"): float(circle.get("cx")) for circle in drawing.iter("circle")}
     assert x["dot"] > x["ring"]
+
+
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.9, 0.5], [0.5, 0.5], [0.0, 0.0, 0.0], [1e-9, 1e9], [-3.0, math.nan, 2.0]]
+)
+def test_a_sparkline_lies_inside_its_drawing_with_a_dot_at_the_marked_value(values):
+    drawing = parse(draw_sparkline("accuracy", values, marked=len(values) - 1))
+    [line], [dot] = drawing.findall("polyline"), drawing.findall("circle")
+    points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+    assert len(points) == sum(map(math.isfinite, values))
+    assert all(0 <= x <= 120 and 0 <= y <= 26 for x, y in points)
+    assert (float(dot.get("cx")), float(dot.get("cy"))) == points[-1]
+    assert drawing.get("aria-label") == "accuracy"
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5, math.nan], [math.inf, 1e200, 1.0]])
+def test_a_sparkline_of_fewer_than_two_values_is_not_drawn(values):
+    assert draw_sparkline("accuracy", values) == ""

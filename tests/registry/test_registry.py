@@ -216,6 +216,18 @@ def test_of_two_who_promote_against_the_same_champion_one_is_told(registry):
     assert len(moves(registry)) == 2
 
 
+def test_an_alias_that_names_another_version_than_was_seen_does_not_move(registry):
+    for digest in "abc":
+        publish(registry, digest)
+    registry.set_alias("canary", 2, "try it", expected=None)
+    with pytest.raises(OutOfDate, match="canary names version 2 now, and it named no version"):
+        registry.set_alias("canary", 3, "try that", expected=None)
+    registry.set_alias("canary", 3, "try that", expected=2)
+    with pytest.raises(OutOfDate, match="names version 3 now, and it named version 2"):
+        registry.set_alias("canary", None, "enough", expected=2)
+    assert registry.find_by_alias("canary").number == 3
+
+
 # Retirement
 
 
@@ -229,6 +241,29 @@ def test_retiring_keeps_the_newest_and_whatever_an_alias_names(registry):
     assert [version.number for version in registry.list_versions()] == [1, 2, 3, 6, 7]
     assert registry.retire(2, "again") == []
     assert registry.read_history().moves[-1].retired == [4, 5]
+
+
+def test_one_version_is_retired_unless_an_alias_names_it(registry):
+    for digest in "abc":
+        publish(registry, digest)
+    registry.promote(3, "better")
+    registry.set_alias("audit", 1, "asked for")
+    registry.retire_version(2, "wrong labels")
+    assert [version.number for version in registry.list_versions()] == [1, 3]
+    assert list_numbers(registry.folder) == [1, 3]
+    for number, reason in ((1, "it is audit"), (3, "it is champion"), (2, "there is no version 2")):
+        with pytest.raises(ConfigError, match=reason):
+            registry.retire_version(number, "no")
+    last = registry.read_history().moves[-1]
+    assert (last.retired, last.reason) == ([2], "wrong labels")
+
+
+def test_a_folder_that_no_export_has_published_is_not_retired(folder):
+    publish(folder, "a")
+    (folder.folder.local / "7").mkdir()
+    with pytest.raises(ConfigError, match="no export has published it. Remove it by hand"):
+        folder.retire_version(7, "what is it")
+    assert (folder.folder.local / "7").is_dir() and not moves(folder)
 
 
 def test_a_retired_version_can_not_come_back_and_its_number_is_not_used_again(registry):

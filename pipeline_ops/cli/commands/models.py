@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
-import time
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,8 @@ from pipeline_ops.registry.registry import Registry
 from pipeline_ops.registry.versions import read_manifests
 
 _NUM_METRICS = 4
-"""A version is one line. `--json` and the page of the model have all of its metrics."""
+"""`--json` and the page of the model have all metrics of a version."""
+_COLUMNS = 100
 
 
 class _Actions(TyperGroup):
@@ -76,7 +79,7 @@ def list_versions(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """List the versions, aliases and their history."""
+    """List the versions with date, size and run, the aliases, and their history."""
     if config_file:
         registry = _open_registry(config_file)
     elif registry_uri and model:
@@ -99,7 +102,14 @@ def list_versions(
                     **(
                         {"problem": str(manifest)}
                         if isinstance(manifest, DataError)
-                        else {"digest": manifest.digest, "figures": manifest.figures}
+                        else {
+                            "digest": manifest.digest,
+                            "num_bytes": manifest.num_bytes,
+                            "made_by": manifest.made_by.model_dump(mode="json")
+                            if manifest.made_by
+                            else None,
+                            "figures": manifest.figures,
+                        }
                     ),
                 }
                 for version, manifest in zip(versions, manifests, strict=True)
@@ -114,20 +124,19 @@ def list_versions(
         return 0
     champion = aliases.names.get(CHAMPION)
     for version, manifest in zip(versions, manifests, strict=True):
-        marker = "*" if version.number == champion else " "
         names = [f"@{name}" for name in aliases.find_names(version.number) if name != CHAMPION]
-        number, metrics = f"{marker} {version.number:>4}", _format_metrics(manifest)
-        print("  ".join(filter(None, [number, metrics, *names])))
+        for line in _format_version(version.number, manifest, names, version.number == champion):
+            print(line)
     print(f"* in service: version {champion}" if champion else "no version is in service")
     print(f"  the folder of version N is {registry.location}/N")
     for move in history.moves:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(move.time))
+        when = _format_time(dt.datetime.fromtimestamp(move.time, dt.UTC))
         target = f"version {move.version}" if move.version else "no version"
         if move.retired:
             target = f"retired {', '.join(map(str, move.retired))}"
         elif move.alias != CHAMPION:
             target = f"@{move.alias} {target}"
-        print(f"  {when}  {target}: {move.reason}")
+        print(_wrap(f"  {when}  {target}: {move.reason}"))
     return 0
 
 
@@ -208,12 +217,55 @@ def _open_registry(file: Path) -> Registry:
     return Registry(load_config(file).registry)
 
 
-def _format_metrics(manifest: Manifest | DataError) -> str:
+def _format_version(
+    number: int, manifest: Manifest | DataError, names: list[str], is_champion: bool
+) -> Iterator[str]:
+    """Yields a line with date, size, metrics and aliases, and a line with the run if it is known.
+
+    Of the metrics, the line has as many as fit.
+    """
+    start = f"{'*' if is_champion else ' '} {number:>4}  "
     if isinstance(manifest, DataError):
-        return f"cannot be read: {manifest}"
+        yield _wrap(f"{start}{'  '.join([*names, f'cannot be read: {manifest}'])}")
+        return
+    made_by = manifest.made_by
+    made = _format_time(made_by.time) if made_by else " " * len(_NO_TIME)
+    start += f"{made}  {manifest.num_bytes / 2**20:>7,.1f} MiB"
+    end = "".join(f"  {name}" for name in names)
+    for metric in _list_metrics(manifest):
+        if len(start) + len(metric) + len(end) + 2 > _COLUMNS:
+            break
+        start += f"  {metric}"
+    yield _wrap(start + end)
+    if made_by:
+        yield _wrap(f"{_INDENT}run {made_by.run_id} of {manifest.pipeline}")
+
+
+_NO_TIME, _INDENT = "2026-12-31 23:59 UTC", " " * 8
+
+
+def _format_time(time: dt.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def _wrap(line: str) -> str:
+    """Breaks a long line at spaces, or within a word that is longer than a line."""
+    if len(line) <= _COLUMNS:
+        return line
+    text = line.lstrip()
+    return textwrap.fill(
+        text,
+        _COLUMNS,
+        initial_indent=" " * (len(line) - len(text)),
+        subsequent_indent=_INDENT,
+        break_on_hyphens=False,
+    )
+
+
+def _list_metrics(manifest: Manifest) -> list[str]:
     try:
         metrics = ModelFigures.model_validate(manifest.figures).metrics
     except ValidationError:
-        return "not published by an export"
+        return ["not published by an export"]
     shown = itertools.islice(metrics.items(), _NUM_METRICS)
-    return "  ".join(f"{name} {value:.4f}" for name, value in shown)
+    return [f"{name} {value:.4f}" for name, value in shown]

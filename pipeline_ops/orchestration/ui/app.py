@@ -1,4 +1,4 @@
-"""The plugin's pages, by address, and the two forms that change the version in service.
+"""The plugin's pages, by address, and the forms that change the aliases of a model.
 
 Airflow mounts this application and does not protect its routes. So every route has a dependency on
 Airflow's login or permissions, and a test fails for a route without one. Addresses inside a page
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -43,7 +44,9 @@ from pipeline_ops.orchestration.airflow_runs import (
     find_run,
 )
 from pipeline_ops.orchestration.ui.head import view_head
-from pipeline_ops.orchestration.ui.models import ModelView, view_model
+from pipeline_ops.orchestration.ui.model_change import Action, plan_change
+from pipeline_ops.orchestration.ui.model_list import view_models
+from pipeline_ops.orchestration.ui.models import view_model
 from pipeline_ops.orchestration.ui.overlay import MAX_OVERLAID, view_overlay
 from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
 from pipeline_ops.orchestration.ui.progress import view_tasks
@@ -67,6 +70,7 @@ CAN_EDIT_PIPELINE = Depends(requires_access_dag("PUT"))
 """A user who may pause a pipeline may also choose the model version that is in service."""
 
 _MAX_REASON = 500
+_NUMBER = re.compile("[0-9]{1,10}")
 
 
 @app.get("/models", dependencies=[SIGNED_IN])
@@ -75,20 +79,53 @@ def show_models(user: GetUserDep, session: SessionDep) -> HTMLResponse:
     dag_ids = find_pipelines(
         get_auth_manager().get_authorized_dag_ids(user=user, session=session), session
     )
-    found = [(dag_id, *_try_view_model(dag_id, session)) for dag_id in dag_ids]
-    return render("models.html", "", pipelines=[entry for entry in found if entry[1] or entry[2]])
+
+    def may_read_runs(dag_id: str) -> bool:
+        return get_auth_manager().is_authorized_dag(
+            method="GET",
+            access_entity=DagAccessEntity.RUN,
+            details=DagDetails(id=dag_id),
+            user=user,
+        )
+
+    return render("models.html", "", models=view_models(dag_ids, session, may_read_runs))
 
 
 @app.get("/pipelines/{dag_id}/models", dependencies=[CAN_READ_PIPELINE])
-def show_model(dag_id: str, user: GetUserDep, session: SessionDep, done: str = "") -> HTMLResponse:
+def show_model(
+    dag_id: str,
+    user: GetUserDep,
+    session: SessionDep,
+    page: Annotated[int, Query(ge=0)] = 0,
+    done: str = "",
+) -> HTMLResponse:
     """Shows the versions of a pipeline's model."""
-    view = view_model(find_pipeline(dag_id, session))
+    view = view_model(find_pipeline(dag_id, session), page)
     may_change = get_auth_manager().is_authorized_dag(
         method="PUT", details=DagDetails(id=dag_id), user=user
     )
     return render(
-        "model.html", IN_PIPELINE, dag_id=dag_id, model=view, may_change=may_change, done=done
+        "model.html",
+        IN_PIPELINE,
+        dag_id=dag_id,
+        model=view,
+        page=page,
+        may_change=may_change,
+        done=done,
     )
+
+
+@app.get("/pipelines/{dag_id}/models/change", dependencies=[CAN_EDIT_PIPELINE])
+def show_change(
+    dag_id: str,
+    session: SessionDep,
+    action: Action,
+    version: int | None = None,
+    alias: Annotated[str, Query(max_length=100)] = "",
+) -> HTMLResponse:
+    """Shows what a change would do, and asks for the reason."""
+    change = plan_change(find_pipeline(dag_id, session), action, version, alias.strip())
+    return render("model_change.html", f"{IN_PIPELINE}../", dag_id=dag_id, change=change)
 
 
 def check_same_origin(request: Request) -> None:
@@ -112,10 +149,10 @@ def check_same_origin(request: Request) -> None:
 _Reason = Annotated[str, Form(max_length=_MAX_REASON)]
 
 
-@app.post(
-    "/pipelines/{dag_id}/models/promote",
-    dependencies=[CAN_EDIT_PIPELINE, Depends(check_same_origin)],
-)
+_CAN_CHANGE = [CAN_EDIT_PIPELINE, Depends(check_same_origin)]
+
+
+@app.post("/pipelines/{dag_id}/models/promote", dependencies=_CAN_CHANGE)
 def promote(
     dag_id: str,
     version: Annotated[int, Form()],
@@ -127,13 +164,11 @@ def promote(
     """Puts a version in service. `expected` is the one that the user has seen there."""
     registry = Registry(find_pipeline(dag_id, session).registry)
     registry.promote(version, _sign_reason(reason, user), expected=_parse_version(expected))
-    return _log_and_redirect(dag_id, user, session, "promote", version)
+    done = f"Version {version} is in service."
+    return _log_and_redirect(dag_id, user, session, "promote", done, version=version)
 
 
-@app.post(
-    "/pipelines/{dag_id}/models/rollback",
-    dependencies=[CAN_EDIT_PIPELINE, Depends(check_same_origin)],
-)
+@app.post("/pipelines/{dag_id}/models/rollback", dependencies=_CAN_CHANGE)
 def roll_back(
     dag_id: str,
     user: GetUserDep,
@@ -151,13 +186,46 @@ def roll_back(
         f"rolled back from version {expected}: {_sign_reason(reason, user)}",
         expected=_parse_version(expected),
     )
-    return _log_and_redirect(dag_id, user, session, "rollback", previous.number)
+    done = f"Version {previous.number} is in service."
+    return _log_and_redirect(dag_id, user, session, "rollback", done, version=previous.number)
 
 
-def _parse_version(expected: str) -> int | None:
-    if expected and not expected.isdecimal():
-        raise HTTPException(422, "expected must be the number of the version in service, or empty")
-    return int(expected) if expected else None
+@app.post("/pipelines/{dag_id}/models/alias", dependencies=_CAN_CHANGE)
+def set_alias(
+    dag_id: str,
+    alias: Annotated[str, Form(max_length=100)],
+    user: GetUserDep,
+    session: SessionDep,
+    version: Annotated[str, Form()] = "",
+    expected: Annotated[str, Form()] = "",
+    reason: _Reason = "",
+) -> RedirectResponse:
+    """Lets an alias name a version, or removes it. `expected` is the version that it named."""
+    registry, number = Registry(find_pipeline(dag_id, session).registry), _parse_version(version)
+    registry.set_alias(alias, number, _sign_reason(reason, user), _parse_version(expected))
+    done = f"{alias} names version {number}." if number else f"The alias {alias} is removed."
+    return _log_and_redirect(dag_id, user, session, "alias", done, alias=alias, version=number)
+
+
+@app.post("/pipelines/{dag_id}/models/retire", dependencies=_CAN_CHANGE)
+def retire(
+    dag_id: str,
+    version: Annotated[int, Form()],
+    user: GetUserDep,
+    session: SessionDep,
+    reason: _Reason = "",
+) -> RedirectResponse:
+    """Removes a version, unless an alias names it by now."""
+    registry = Registry(find_pipeline(dag_id, session).registry)
+    registry.retire_version(version, _sign_reason(reason, user))
+    done = f"Version {version} is retired."
+    return _log_and_redirect(dag_id, user, session, "retire", done, version=version)
+
+
+def _parse_version(number: str) -> int | None:
+    if number and not _NUMBER.fullmatch(number):
+        raise HTTPException(422, "a version must be a number, or empty for none")
+    return int(number) if number else None
 
 
 def _sign_reason(reason: str, user: BaseUser) -> str:
@@ -167,30 +235,13 @@ def _sign_reason(reason: str, user: BaseUser) -> str:
 
 
 def _log_and_redirect(
-    dag_id: str, user: BaseUser, session: SessionDep, event: str, version: int
+    dag_id: str, user: BaseUser, session: SessionDep, event: str, done: str, **extra: object
 ) -> RedirectResponse:
-    """Writes the event into Airflow's audit log and redirects to the page."""
+    """Writes the event into Airflow's audit log, and redirects to the page with what is done."""
     session.add(
-        Log(
-            f"trainyard_{event}",
-            owner=user.get_name(),
-            dag_id=dag_id,
-            extra=json.dumps({"version": version}),
-        )
+        Log(f"trainyard_{event}", owner=user.get_name(), dag_id=dag_id, extra=json.dumps(extra))
     )
-    return RedirectResponse(
-        "../models?" + urlencode({"done": f"Version {version} is in service."}), status_code=303
-    )
-
-
-def _try_view_model(dag_id: str, session: SessionDep) -> tuple[ModelView | None, str]:
-    """Returns the model of a pipeline, or the problem with it; neither for another DAG of ours."""
-    try:
-        return view_model(find_pipeline(dag_id, session)), ""
-    except NotFound:
-        return None, ""
-    except (TrainyardError, OSError) as problem:
-        return None, str(problem)
+    return RedirectResponse("../models?" + urlencode({"done": done}), status_code=303)
 
 
 CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))

@@ -66,6 +66,14 @@ def format_time(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def format_minute(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def format_size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
 _environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES),
     autoescape=True,
@@ -76,6 +84,8 @@ _environment = jinja2.Environment(
 _environment.filters |= {
     "duration": format_duration,
     "utc_time": format_time,
+    "utc_minute": format_minute,
+    "size": format_size,
     "move": describe_move,
     "metric": format_metric_title,
     "figure": format_figure,

@@ -268,6 +268,18 @@ def _read_rows(
     return rows, problems
 
 
+def view_last_run(dag_id: str, session: Session) -> RunRow | None:
+    """Reads the newest run. Returns None without any. Raises DataError for a damaged record."""
+    ref = find_pipeline(dag_id, session)
+    layout = Layout(ref.root, ref.pipeline)
+    for run, tasks in list_runs(dag_id, session, limit=1, offset=0):
+        summary = _try_read(layout, run)
+        if isinstance(summary, DataError):
+            raise summary
+        return _view_row(layout, run, tasks, summary, session)
+    return None
+
+
 def _view_row(
     layout: Layout,
     run: DagRun,

@@ -427,7 +427,8 @@ def _draw_plot(
     if x_label:
         axes.append(_draw_text("middle", (x.start + x.end) / 2, frame.height - 3, x_label))
     role = "group" if is_interactive else "img"
-    return _wrap("chart", frame.width, frame.height, [*axes, *parts], title, role)
+    style = "chart is-wide" if frame is WIDE else "chart"
+    return _wrap(style, frame.width, frame.height, [*axes, *parts], title, role)
 
 
 def _wrap(

@@ -127,7 +127,9 @@ def view_overlay(dag_id: str, run_ids: Sequence[str], session: Session) -> Overl
         problems += [str(each) for each in manifests.values() if isinstance(each, DataError)]
         head = heads.get(run.run_id)
         style = styles[run.run_id]
-        runs.append(_view_run(run, head, style, manifests, problems))
+        view = _view_run(run, head, style, manifests, problems)
+        if view.manifests or style != "champion":  # what it has left may have been removed
+            runs.append(view)
     settings = _compare_settings(runs)
     splits = {run.test_split for run in runs if run.evaluation}
     return Overlay(

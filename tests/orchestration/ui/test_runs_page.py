@@ -234,7 +234,7 @@ def test_a_mark_of_the_chart_is_a_link_to_its_run_and_shows_its_outcome(client, 
         add_run("failed"),
     ]
     text = client("viewer").get(f"/pipelines/{DAG}/runs").text
-    [chart] = re.findall(r'<svg class="chart".*?</svg>', text, re.DOTALL)
+    [chart] = re.findall(r'<svg class="chart[^"]*".*?</svg>', text, re.DOTALL)
     for run_id, shape in zip(run_ids, ("dot", "ring", "cross"), strict=True):
         quoted = run_id.replace("+", "%2B")
         found = re.findall(rf'<a href="([^"]*{quoted}/[^"]*)".*?class="(\w+)"', chart)

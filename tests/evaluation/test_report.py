@@ -323,7 +323,7 @@ def test_the_curves_mark_the_epoch_that_was_used_and_the_page_says_why(
 def test_a_challenger_of_little_skill_is_compared_with_a_model_that_has_not_looked():
     text = Page(render(noise=0.5)).text
     assert (
-        "Better than a model that has not looked at the images: accuracy 0.5333 against 0.3333 "
+        "Better than a model that has not looked at the images: accuracy 0.5000 against 0.3333 "
         "(it always answers class 0)."
     ) in text
     assert "a model that has not looked at the images" not in Page(render(noise=0.0)).text

@@ -21,6 +21,9 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
     "GET /pipelines/{dag_id}/report/content": "report/content",
+    "GET /pipelines/{dag_id}/thresholds": "thresholds",
+    "GET /pipelines/{dag_id}/thresholds/content": "thresholds/content",
+    "GET /pipelines/{dag_id}/predictions": "predictions",
     "GET /pipelines/{dag_id}/models": "models",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",
     "POST /pipelines/{dag_id}/models/rollback": "models/rollback",
@@ -50,6 +53,7 @@ def test_every_route_has_an_example(plugin):
     ("name", "media_type"),
     [
         ("live.js", "text/javascript"),
+        ("thresholds.js", "text/javascript"),
         ("models.svg", "image/svg+xml"),
         ("models-dark.svg", "image/svg+xml"),
         ("other.svg", "application/json"),

@@ -23,6 +23,7 @@ MAX_MATRIX_CLASSES = 20
 """Confusions are counted by threshold for up to this number of classes."""
 MAX_THRESHOLDS_BYTES = 32 << 20
 _PRECISE = 0.99
+_MIN_ANSWERS = 5
 
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Index = Annotated[int, Field(ge=0, le=10**6)]
@@ -163,9 +164,9 @@ class ThresholdCurves(NamedTuple):
 def trace_curves(counts: ThresholdCounts) -> ThresholdCurves:
     """Returns what a threshold makes of the answers of each model.
 
-    That is F1 of a detector. Of a classifier, it is the share of right answers and, for the
-    challenger, the share of examples that get an answer. A threshold that no answer reaches has no
-    share of right ones.
+    That is F1 of a detector, with the challenger's best as a point. Of a classifier, it is the
+    share of right answers and, for the challenger, the share of examples that get an answer. A
+    threshold that fewer than 5 answers reach has no share of right ones, which would be chance.
     """
     names = ("challenger", "champion")[: len(counts.models)]
     styles = ("validation", "champion")
@@ -175,15 +176,22 @@ def trace_curves(counts: ThresholdCounts) -> ThresholdCurves:
             Line(name, style, list(zip(THRESHOLDS, each, strict=True)))
             for name, style, each in zip(names, styles, values, strict=False)
         ]
+        best = find_best_f1(counts.models[0])
+        point = Line(
+            f"best: {THRESHOLDS[best]:.2f}", styles[0], [(THRESHOLDS[best], values[0][best])]
+        )
         return ThresholdCurves(
-            "F1 by score threshold", "score threshold", "F1, mean over classes", lines[::-1]
+            "F1 by score threshold",
+            "score threshold",
+            "F1, mean over classes",
+            [*lines[::-1], point],
         )
     totals = [model.trace_total() for model in counts.models]
     right = [
         [
             (threshold, rates.precision)
             for threshold, rates in zip(THRESHOLDS, each, strict=True)
-            if rates.precision is not None
+            if rates.precision is not None and rates.answered >= _MIN_ANSWERS
         ]
         for each in totals
     ]

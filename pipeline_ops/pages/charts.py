@@ -187,7 +187,7 @@ def draw_share_chart(
 ) -> Markup:
     """Draws curves between shares, over bars. Both axes go from 0 to 1.
 
-    `marked_x` is the x of a vertical line.
+    A curve of a single point is a dot. `marked_x` is the x of a vertical line.
     """
     x, y = SMALL.make_axes((0.0, 1.0), _SHARES, _SHARES)
     parts = [_draw_bar("bin", bar, x, y) for bar in bars]
@@ -195,7 +195,11 @@ def draw_share_chart(
         parts.append(_draw_line("mark", (x(marked_x), y.end), (x(marked_x), y.start)))
     if y_label:
         parts.append(_draw_text("start", x.start, y.end - 8, y_label))
-    parts += [_draw_curve(f"curve {line.style}", line.points, x, y, line.name) for line in lines]
+    for line in lines:
+        if len(line.points) == 1:
+            parts.append(_draw_dot(line, line.points[0], x, y, x_label))
+        else:
+            parts.append(_draw_curve(f"curve {line.style}", line.points, x, y, line.name))
     return _draw_plot(title, SMALL, x, y, x_label, parts)
 
 

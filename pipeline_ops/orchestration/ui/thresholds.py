@@ -81,6 +81,9 @@ def view_thresholds(counts: ThresholdCounts, threshold: int | None = None) -> Th
     title, x_label, y_label, lines = trace_curves(counts)
     chart = draw_share_chart(title, x_label, lines, y_label=y_label, marked_x=THRESHOLDS[threshold])
     shown = _choose_classes(challenger, counts.start)
+    total = challenger.trace_total()
+    precise = find_precise(total)
+    of_answers = "" if precise is None else f" of {total[precise].answered:,} answers"
     return ThresholdView(
         counts=counts,
         threshold=threshold,
@@ -90,7 +93,7 @@ def view_thresholds(counts: ThresholdCounts, threshold: int | None = None) -> Th
         presets=[
             ("as in the report", counts.start),
             ("best F1, mean over classes", find_best_f1(challenger)),
-            ("precision of 0.99", find_precise(challenger.trace_total())),
+            (f"precision of 0.99{of_answers}", precise),
         ],
         chart=Chart(title, draw_legend(lines), chart),
     )

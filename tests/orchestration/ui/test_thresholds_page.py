@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from airflow_ui import CHROMIUM, PICTURES, needs_chromium
 from pages import Page
 
 from pipeline_ops.contract.results import ANSWERS, ANSWERS_BY_THRESHOLD
@@ -202,3 +205,79 @@ def test_of_very_many_classes_those_of_the_lowest_recall_are_shown(
     assert "The 100 of 120 classes with the lowest recall" in page and "Confusions" not in page
     assert len(re.findall(r'data-series="class-\d+-f1-0"', page)) == 100
     assert "not among the first" in client("viewer").get(whole_run.address("predictions")).text
+
+
+HOST = "http://airflow.example"
+
+
+@contextlib.contextmanager
+def open_page(viewer, address: str, width: int = 1400, scheme: str = "light"):
+    """A page in a browser, whose requests go to the plugin, and the problems that it reports.
+
+    Pictures of the page go to the folder that TRAINYARD_SCREENSHOTS names.
+    """
+    from playwright.sync_api import sync_playwright
+
+    def answer(route):
+        found = viewer.get(route.request.url.removeprefix(HOST))
+        route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        problems = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text))
+        page.route(f"{HOST}/**", answer)
+        page.goto(HOST + address)
+        yield page, problems
+        browser.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width, scheme", [(1400, "light"), (390, "dark")])
+def test_the_slider_moves_all_figures_and_the_address_follows(
+    client, whole_run, write_classifier, width, scheme
+):
+    write_classifier(10, 2000, names=[str(digit) for digit in range(10)])
+    viewer, address = client("viewer"), whole_run.address("thresholds")
+    series = viewer.get(whole_run.address("thresholds/content")).json()
+    with open_page(viewer, address, width, scheme) as (page, problems):
+        page.locator("form.is-live").wait_for()
+
+        def read():
+            cells = page.locator("[data-series]").all()
+            return {cell.get_attribute("data-series"): cell.text_content() for cell in cells}
+
+        assert read() == {name: texts[0] for name, texts in series.items()}
+        page.locator("#threshold").focus()
+        mark = page.locator("svg .mark")
+        before = float(mark.get_attribute("x1"))
+        page.keyboard.press("End")
+        page.keyboard.press("ArrowLeft")
+        assert read() == {name: texts[99] for name, texts in series.items()}
+        assert float(mark.get_attribute("x1")) - before == pytest.approx(0.99 * 270)
+        assert page.url.endswith("&threshold=99")
+        assert page.locator("#threshold").get_attribute("aria-valuetext") == "0.99"
+        page.get_by_role("link", name="precision of 0.99").click()
+        precise = next(i for i, text in enumerate(series["precision-0"]) if text >= "0.99")
+        assert page.locator("output").text_content() == f"{precise / 100:.2f}"
+        page.reload()
+        page.locator("form.is-live").wait_for()
+        assert page.locator("output").text_content() == f"{precise / 100:.2f}"
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        if PICTURES:
+            page.screenshot(path=Path(PICTURES) / f"thresholds-{width}.png", full_page=True)
+    assert problems == []
+
+
+@needs_chromium
+def test_the_button_works_where_the_figures_cannot_be_fetched(client, whole_run):
+    viewer = client("viewer")
+    with open_page(viewer, whole_run.address("thresholds")) as (page, _):
+        page.route("**/thresholds/content*", lambda route: route.abort())
+        page.reload()
+        page.locator("#threshold").fill("60")
+        page.get_by_role("button", name="Show").click()
+        page.wait_for_url("**threshold=60")
+        assert page.locator("output").text_content() == "0.60"

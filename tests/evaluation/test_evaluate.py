@@ -30,7 +30,7 @@ from pipeline_ops.contract.thresholds import ThresholdCounts
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.served.preprocessing import Preprocessing
-from pipeline_ops.storage.open_store import open_path
+from pipeline_ops.storage.open_store import open_root
 
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
 
@@ -68,7 +68,7 @@ def test_the_answers_of_both_models_are_in_the_artifact(sandbox):
     _, folder = sandbox.run(sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=LENIENT))
     text = (folder / ANSWERS_BY_THRESHOLD).read_bytes()
     counts = ThresholdCounts.model_validate_json(text)
-    answers = read_answers(open_path(str(folder / ANSWERS)), 10)
+    answers = read_answers(open_root(str(folder)) / ANSWERS, 10)
     figures = read_figures(folder)
     assert {ANSWERS, ANSWERS_BY_THRESHOLD} <= {each.path for each in read_manifest(folder).files}
     assert counts.champion_version == 1 and len(text) < 30_000
@@ -118,7 +118,7 @@ def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(sandbox
     assert process.wait(180) == 3, attempt.log.read_text()
     folder = Path(plan.request.artifact)
     files = {file.path for file in read_manifest(folder / NAME).files}
-    assert files == {REPORT, METRICS, PREDICTIONS}
+    assert files == {REPORT, METRICS, PREDICTIONS, ANSWERS, ANSWERS_BY_THRESHOLD}
     assert find_damage(folder / NAME, read_manifest(folder / NAME), checksums=True) == []
     assert not read_figures(folder).gate_passed
     assert read_status(attempt).manifest == str(folder / NAME)

@@ -70,7 +70,9 @@ def test_the_answers_of_both_models_are_in_the_artifact(sandbox):
     counts = ThresholdCounts.model_validate_json(text)
     answers = read_answers(open_root(str(folder)) / ANSWERS, 10)
     figures = read_figures(folder)
-    assert {ANSWERS, ANSWERS_BY_THRESHOLD} <= {each.path for each in read_manifest(folder).files}
+    assert {ANSWERS, ANSWERS_BY_THRESHOLD} <= {
+        each.path for each in read_manifest(folder / NAME).files
+    }
     assert counts.champion_version == 1 and len(text) < 30_000
     for model, found, classes in zip(
         (figures.challenger, figures.champion),

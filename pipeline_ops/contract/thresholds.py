@@ -197,10 +197,12 @@ def trace_curves(counts: ThresholdCounts) -> ThresholdCurves:
     ]
     coverage = [rates.answered / max(1, counts.num_examples) for rates in totals[0]]
     lines = [
-        Line(f"{name}: right of the answered", style, points)
-        for name, style, points in zip(names, styles, right, strict=False)
+        Line(name, style, points) for name, style, points in zip(names, styles, right, strict=False)
     ]
     answered = Line("answered", "training", list(zip(THRESHOLDS, coverage, strict=True)))
     return ThresholdCurves(
-        "Answers by least probability", "least probability", "share", [answered, *lines[::-1]]
+        "Answers by least probability",
+        "least probability",
+        "precision, and share that is answered",
+        [answered, *lines[::-1]],
     )

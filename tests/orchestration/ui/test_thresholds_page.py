@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from airflow_ui import CHROMIUM, PICTURES, needs_chromium
-from pages import Page
+from pages import BREAKOUT, SCRIPT, TEMPLATE, Page
 
 from pipeline_ops.contract.results import ANSWERS, ANSWERS_BY_THRESHOLD
 
@@ -205,6 +205,14 @@ def test_of_very_many_classes_those_of_the_lowest_recall_are_shown(
     assert "The 100 of 120 classes with the lowest recall" in page and "Confusions" not in page
     assert len(re.findall(r'data-series="class-\d+-f1-0"', page)) == 100
     assert "not among the first" in client("viewer").get(whole_run.address("predictions")).text
+
+
+@pytest.mark.parametrize("page", ["thresholds", "predictions"])
+def test_no_name_of_a_class_is_a_script(client, whole_run, write_classifier, page):
+    write_classifier(names=[SCRIPT, BREAKOUT, TEMPLATE])
+    html = client("viewer").get(whole_run.address(page)).text
+    assert SCRIPT not in html and "<img" not in html
+    assert all(name in Page(html).text for name in (SCRIPT, BREAKOUT, TEMPLATE))
 
 
 HOST = "http://airflow.example"

@@ -32,6 +32,7 @@ from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.served.preprocessing import Preprocessing
 from pipeline_ops.storage.open_store import open_root
 
+WRITTEN = (REPORT, METRICS, PREDICTIONS, ANSWERS, ANSWERS_BY_THRESHOLD)
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
 
 
@@ -120,7 +121,7 @@ def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(sandbox
     assert process.wait(180) == 3, attempt.log.read_text()
     folder = Path(plan.request.artifact)
     files = {file.path for file in read_manifest(folder / NAME).files}
-    assert files == {REPORT, METRICS, PREDICTIONS, ANSWERS, ANSWERS_BY_THRESHOLD}
+    assert files == set(WRITTEN)
     assert find_damage(folder / NAME, read_manifest(folder / NAME), checksums=True) == []
     assert not read_figures(folder).gate_passed
     assert read_status(attempt).manifest == str(folder / NAME)
@@ -142,7 +143,7 @@ def test_the_same_evaluation_gives_the_same_bytes_wherever_and_whenever_it_runs(
         plan = shop.plan("evaluate", shop.train("good"))
         plan = dataclasses.replace(plan, request=plan.request.model_copy(update={"run_id": run_id}))
         folder = shop.run(plan)[1]
-        pages.append([(folder / name).read_bytes() for name in (REPORT, METRICS, PREDICTIONS)])
+        pages.append([(folder / name).read_bytes() for name in WRITTEN])
     assert pages[0] == pages[1]
     assert b"another run" not in pages[1][0] and str(tmp_path).encode() not in pages[1][0]
 

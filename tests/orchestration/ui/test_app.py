@@ -216,7 +216,10 @@ def test_a_run_without_a_report_says_so(client, run_writer, set_states):
     assert client("viewer").get(run_writer.address("report/content")).status_code == 404
 
 
-@pytest.mark.parametrize("page", ["progress", "report", "report/content"])
+@pytest.mark.parametrize(
+    "page",
+    ["progress", "report", "report/content", "thresholds", "thresholds/content", "predictions"],
+)
 def test_no_such_run_and_no_such_pipeline(client, run_writer, page):
     assert client("viewer").get(f"/pipelines/digits/{page}?run_id=none").status_code == 404
     answer = client("viewer").get(f"/pipelines/%3Cb%3E/{page}?run_id=none")
@@ -241,7 +244,7 @@ def test_a_registry_that_cant_be_read_does_not_hide_the_page(client, whole_run):
     assert client("viewer").get("/models").status_code == 200
 
 
-PAGES = ("progress", "report", "report/content", "models")
+PAGES = ("progress", "report", "report/content", "thresholds", "predictions", "models")
 
 
 def test_pages_work_while_the_yaml_is_broken(client, whole_run, airflow_folder, monkeypatch):

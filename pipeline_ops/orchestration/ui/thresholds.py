@@ -83,7 +83,7 @@ def view_thresholds(counts: ThresholdCounts, threshold: int | None = None) -> Th
     shown = _choose_classes(challenger, counts.start)
     total = challenger.trace_total()
     precise = find_precise(total)
-    of_answers = "" if precise is None else f" of {total[precise].answered:,} answers"
+    num_answered = "" if precise is None else f" ({total[precise].answered:,} answered)"
     return ThresholdView(
         counts=counts,
         threshold=threshold,
@@ -93,7 +93,7 @@ def view_thresholds(counts: ThresholdCounts, threshold: int | None = None) -> Th
         presets=[
             ("as in the report", counts.start),
             ("best F1, mean over classes", find_best_f1(challenger)),
-            (f"precision of 0.99{of_answers}", precise),
+            (f"precision of 0.99{num_answered}", precise),
         ],
         chart=Chart(title, draw_legend(lines), chart),
     )

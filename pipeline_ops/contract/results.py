@@ -87,6 +87,10 @@ Export writes both again and adds the published models.
 """
 PREDICTIONS = "predictions.png"
 """Evaluation: three test images with their truth on the left and the prediction on the right."""
+ANSWERS = "predictions.npz"
+"""Evaluation of a classifier: its answer to each test example (`predictions.py`)."""
+ANSWERS_BY_THRESHOLD = "thresholds.json"
+"""Evaluation: the counts of right and wrong answers by threshold (`thresholds.py`)."""
 PUBLICATION = "<!-- publication -->"
 """Evaluation: the marker in its report where export inserts the publication.
 
@@ -262,6 +266,8 @@ class RuleVerdict(Figures):
     low: float | None = None
     high: float | None = None
     is_within_noise: bool = False
+    is_compared: bool = True
+    """False if there is no champion to compare with, so that the rule is not tested."""
 
 
 class NotFinite(Figures):
@@ -404,9 +410,13 @@ class EvaluationFigures(Figures):
     """Reasons to doubt the figures, as sentences without a full stop."""
 
 
+_BASELINE_METRICS = ("accuracy", "map_50")
+_CLEAR_SKILL = 0.5
+
+
 def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> str:
     """Compares the first metric that both have, in a sentence. Returns "" without any."""
-    for name in ("accuracy", "map_50"):
+    for name in _BASELINE_METRICS:
         if name in metrics and name in baseline:
             return (
                 f"{'Better' if metrics[name] > baseline[name] else 'Not better'} than a model that "
@@ -414,6 +424,15 @@ def compare_with_baseline(metrics: Mapping[str, float], baseline: Mapping[str, f
                 f"{format_figure(baseline[name])}"
             )
     return ""
+
+
+def has_clear_skill(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+    """Returns whether a metric is at least half of the way from the baseline to a perfect score."""
+    return any(
+        metrics[name] - baseline[name] >= _CLEAR_SKILL * (1 - baseline[name]) > 0
+        for name in _BASELINE_METRICS
+        if name in metrics and name in baseline
+    )
 
 
 class FileFigures(Figures):

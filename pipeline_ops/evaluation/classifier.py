@@ -85,6 +85,7 @@ class Predictions:
     """A few random examples. The choice depends on their keys alone."""
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The positions of the examples with a raw test file, by key."""
+    keys: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +223,7 @@ class Answers:
         self._not_finite = [NotFinite()] * num_models
         self._labels, self._values = np.empty(num_examples, np.int64), SliceValues(slices)
         self._located_keys, self._rows = located_keys, dict[str, int]()
+        self._keys = list[str]()
         self._mistakes, self._surprises, self._samples = (
             _TopExamples(count, names) for count in (NUM_SHOWN, NUM_SHOWN, NUM_PREDICTIONS)
         )
@@ -242,6 +244,7 @@ class Answers:
         finite = [self._add_output(n, place, batch, *each) for n, each in enumerate(outputs)]
         self._choose_shown(batch, finite)
         self._values.add(batch)
+        self._keys += batch.keys
         located = enumerate(batch.keys, start)
         self._rows |= {key: row for row, key in located if key in self._located_keys}
 
@@ -289,6 +292,7 @@ class Answers:
             self._surprises.examples,
             self._samples.examples,
             self._rows,
+            self._keys,
         )
 
     def _refuse_number(self, which: str) -> NoReturn:

@@ -47,6 +47,7 @@ class ClassMatches:
     Attributes:
       images: int [D], the image of each detection.
       ranks: int [D], its rank among the detections of the class in this image, from 0.
+      scores: float64 [D], its score.
       is_right: bool [R, T, D], whether it is matched with a true box that has to be found.
       is_counted: bool [R, T, D], false for a detection that is neither right nor wrong.
       true_images: int [M], the image of each true box.
@@ -55,6 +56,7 @@ class ClassMatches:
 
     images: np.ndarray
     ranks: np.ndarray
+    scores: np.ndarray
     is_right: np.ndarray
     is_counted: np.ndarray
     true_images: np.ndarray
@@ -66,6 +68,7 @@ class ClassMatches:
         return ClassMatches(
             np.searchsorted(images, self.images[kept]),
             self.ranks[kept],
+            self.scores[kept],
             self.is_right[..., kept],
             self.is_counted[..., kept],
             np.searchsorted(images, self.true_images[is_kept_true]),
@@ -93,7 +96,6 @@ def match_all(
     Raises DataError if a box or a score is not finite, or if a class does not exist.
     """
     parts: list[list[ClassMatches]] = [[_NOTHING] for _ in range(num_classes)]
-    scores = [[np.empty(0)] for _ in range(num_classes)]
     for image, (scene, answer) in enumerate(zip(scenes, detections, strict=True)):
         true_boxes = _to_pixels(scene, scene.key, image_size_pixels, num_classes)
         boxes = _to_pixels(answer, scene.key, image_size_pixels, num_classes)
@@ -101,10 +103,15 @@ def match_all(
         for index in np.union1d(scene.classes, answer.classes).tolist():
             chosen = order[answer.classes[order] == index][:num_counted]
             is_class = scene.classes == index
-            part = _match(image, boxes[chosen], true_boxes[is_class], scene.is_crowd[is_class])
+            part = _match(
+                image,
+                boxes[chosen],
+                answer.scores[chosen],
+                true_boxes[is_class],
+                scene.is_crowd[is_class],
+            )
             parts[index].append(part)
-            scores[index].append(answer.scores[chosen])
-    return [_join(*each) for each in zip(parts, scores, strict=True)]
+    return [_join(each) for each in parts]
 
 
 def _to_pixels(
@@ -134,7 +141,11 @@ def _to_pixels(
 
 
 def _match(
-    image: int, boxes_d5: np.ndarray, true_boxes_m5: np.ndarray, is_crowd_m: np.ndarray
+    image: int,
+    boxes_d5: np.ndarray,
+    scores_d: np.ndarray,
+    true_boxes_m5: np.ndarray,
+    is_crowd_m: np.ndarray,
 ) -> ClassMatches:
     """Matches the detections of a class in one image, the best score first.
 
@@ -167,6 +178,7 @@ def _match(
     return ClassMatches(
         np.full(count, image),
         np.arange(count),
+        scores_d.astype(np.float64),
         is_right,
         is_counted,
         np.full(len(true_boxes_m5), image),
@@ -206,24 +218,32 @@ def compute_overlaps(
 _NO_INDEX = np.empty(0, np.int64)
 _NO_MATCH = np.empty((len(RANGES), len(_OVERLAPS), 0), bool)
 _NOTHING = ClassMatches(
-    _NO_INDEX, _NO_INDEX, _NO_MATCH, _NO_MATCH, _NO_INDEX, np.empty((len(RANGES), 0), bool)
+    _NO_INDEX,
+    _NO_INDEX,
+    np.empty(0),
+    _NO_MATCH,
+    _NO_MATCH,
+    _NO_INDEX,
+    np.empty((len(RANGES), 0), bool),
 )
 
 
-def _join(parts: Sequence[ClassMatches], scores: Sequence[np.ndarray]) -> ClassMatches:
+def _join(parts: Sequence[ClassMatches]) -> ClassMatches:
     """Concatenates the matches of all images, and sorts the detections by score."""
-    order = np.argsort(-np.concatenate(scores), kind="stable")
-    images, ranks, is_right, is_counted, true_images, is_true = (
-        np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
-        for field in dataclasses.fields(ClassMatches)
+    joined = ClassMatches(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
+            for field in dataclasses.fields(ClassMatches)
+        )
     )
-    return ClassMatches(
-        images[order],
-        ranks[order],
-        is_right[..., order],
-        is_counted[..., order],
-        true_images,
-        is_true,
+    order = np.argsort(-joined.scores, kind="stable")
+    return dataclasses.replace(
+        joined,
+        images=joined.images[order],
+        ranks=joined.ranks[order],
+        scores=joined.scores[order],
+        is_right=joined.is_right[..., order],
+        is_counted=joined.is_counted[..., order],
     )
 
 

@@ -1,9 +1,10 @@
 """The evaluate job: compares challenger and champion, as served, on the same test examples.
 
 Started as `python -m pipeline_ops.evaluation.evaluate --request <path>`, a process that has never
-seen the model in memory. It writes `report.html` and `predictions.png` for people and
-`metrics.json` for programs. Its exit code is the verdict of the gate. A gate that is not passed
-leaves the same complete artifact. The export job publishes the model, this job does not.
+seen the model in memory. It writes `report.html` and `predictions.png` for people, `metrics.json`
+for programs, and the answers themselves for pages of Airflow (`answers.py`). Its exit code is the
+verdict of the gate. A gate that is not passed leaves the same complete artifact. The export job
+publishes the model, this job does not.
 
 A champion gets the images as this data set has them. Its own SavedModel resizes them to the size of
 its training. Any other difference of the preprocessing is the champion's disadvantage, and the
@@ -26,6 +27,7 @@ from pipeline_ops.contract.results import (
     ServingFigures,
 )
 from pipeline_ops.errors import DataError, ExitCode
+from pipeline_ops.evaluation.answers import count_by_threshold, write_answers
 from pipeline_ops.evaluation.as_served import to_verdict
 from pipeline_ops.evaluation.classifier import ClassifierFindings, evaluate_classifier
 from pipeline_ops.evaluation.detector import DetectorFindings, evaluate_detector
@@ -58,6 +60,7 @@ def evaluate(job: Job) -> ExitCode:
     else:
         found = evaluate_classifier(job, config, inputs)
     figures = _judge(config, inputs, found, drift, serving.figures if serving else None)
+    counts = count_by_threshold(found, names, figures.champion_version)
     report = ReportData(
         pipeline=job.request.pipeline,
         figures=figures,
@@ -69,6 +72,7 @@ def evaluate(job: Job) -> ExitCode:
         leaks=leaks,
         lineage=trace_lineage(job.request, inputs),
         no_champion_reason=inputs.no_champion_reason,
+        counts=counts,
     )
     with job.artifact() as draft:
         draft.figures, draft.seeds = figures.model_dump(mode="json"), found.seeds
@@ -88,6 +92,7 @@ def evaluate(job: Job) -> ExitCode:
         write_json(draft.folder / METRICS, contents)
         write_atomically(draft.folder / REPORT, render_report(found, report).encode())
         write_atomically(draft.folder / PREDICTIONS, draw_predictions(found, names))
+        write_answers(draft.folder, found, counts)
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
 
 

@@ -262,7 +262,7 @@ def _judge_margin(
     if subject.champion is None:
         text, _ = _format_distinct(rule.metric, value, value)
         text = f"{text} is not compared: {no_champion_reason}"
-        return subject.build_verdict(True, text, bound=margin)
+        return subject.build_verdict(True, text, bound=margin, is_compared=False)
     if not math.isfinite(subject.champion):
         text, _ = _format_distinct(rule.metric, value, value)
         text = f"{text} is better than the champion's, which is not finite ({subject.champion})"

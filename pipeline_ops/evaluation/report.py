@@ -36,7 +36,9 @@ from pipeline_ops.contract.results import (
     TrainingFigures,
     compare_with_baseline,
     format_figure,
+    has_clear_skill,
 )
+from pipeline_ops.contract.thresholds import ThresholdCounts, trace_curves
 from pipeline_ops.evaluation.classifier import (
     NUM_PREDICTIONS,
     NUM_SHOWN,
@@ -63,6 +65,10 @@ _MAX_MATRIX_CLASSES = 30
 """A confusion matrix of more classes is not shown, because it is not readable."""
 _MAX_PAIRS = 12
 _MAX_CLASS_CURVES = 5
+_PERFECT = 0.9995
+"""A class whose area is shown as 1.000 is not among the weakest."""
+_MIN_BIN_ANSWERS = 5
+"""A bin of fewer answers is no point of the calibration curve, because chance alone moves it."""
 _MAX_REJECTED = 50
 _MAX_RULES, _MAX_ALL_RULES = 12, 1000
 """The numbers of rules that are visible at first, and in all. Rules that do not hold come first and
@@ -104,6 +110,7 @@ class ReportData:
     leaks: Leaks
     lineage: Lineage
     no_champion_reason: str
+    counts: ThresholdCounts
     serving: ServingComparison | None = None
 
 
@@ -169,8 +176,13 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         max_texts=_MAX_TEXTS,
         confusion=figures.challenger.confusion if len(names) <= _MAX_MATRIX_CLASSES else None,
         training_charts=_draw_training_charts(data.training),
-        score_charts=_draw_precision_recall_charts(found.curves, average_precisions),
-        baseline=compare_with_baseline(figures.challenger.metrics, figures.baseline),
+        score_charts=[
+            *_draw_precision_recall_charts(found.curves, average_precisions),
+            _draw_threshold_chart(data.counts),
+        ],
+        baseline=""
+        if has_clear_skill(figures.challenger.metrics, figures.baseline)
+        else compare_with_baseline(figures.challenger.metrics, figures.baseline),
         last_metrics=last_metrics[:_NUM_LAST_METRICS],
         production=_describe_production(data.serving) if data.serving else None,
         to_data_uri=to_data_uri,
@@ -369,7 +381,8 @@ def _draw_precision_recall_charts(
     ][::-1]
     # Rounded, so that classes of equal figures keep their order.
     known = {name: round(average_precisions[name] or 0.0, 9) for name in curves[0]}
-    weakest = sorted(known, key=known.__getitem__)[:_MAX_CLASS_CURVES]
+    imperfect = [name for name, area in known.items() if area < _PERFECT]
+    weakest = sorted(imperfect, key=known.__getitem__)[:_MAX_CLASS_CURVES]
     by_class = [
         Line(
             f"{name} ({known[name]:.3f})",
@@ -379,17 +392,37 @@ def _draw_precision_recall_charts(
         for number, name in enumerate(weakest)
     ]
     return [
-        (title, lines, charts.draw_share_chart(f"Precision against recall {text}", "recall", lines))
+        (
+            title,
+            lines,
+            charts.draw_share_chart(
+                f"Precision against recall {text}", "recall", lines, y_label="precision"
+            ),
+        )
         for title, lines, text in (
             ("Precision and recall", means, "as the mean of all classes"),
             ("Weakest classes", by_class, "of the weakest classes"),
         )
+        if lines
     ]
+
+
+def _draw_threshold_chart(counts: ThresholdCounts) -> Chart:
+    title, x_label, y_label, lines = trace_curves(counts)
+    return title, lines, charts.draw_share_chart(title, x_label, lines, y_label=y_label)
 
 
 def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
     lines = [
-        Line(name, style, [(each.confidence, each.accuracy) for each in model.calibration])
+        Line(
+            name,
+            style,
+            [
+                (each.confidence, each.accuracy)
+                for each in model.calibration
+                if each.count >= _MIN_BIN_ANSWERS
+            ],
+        )
         for (name, style), model in zip(_MODELS, models, strict=False)
     ]
     lines = [Line("perfect", "training", [(0.0, 0.0), (1.0, 1.0)]), *lines[::-1]]
@@ -406,7 +439,8 @@ def _draw_calibration_chart(models: Sequence[ModelEvaluation]) -> Chart:
         for each in bins
     ]
     title = "Share of right answers by probability of the answer"
-    chart = charts.draw_share_chart(title, "probability of the answer", lines, bars)
+    x_label = "probability of the answer"
+    chart = charts.draw_share_chart(title, x_label, lines, bars, y_label="share of right answers")
     return "Calibration", lines, chart
 
 

@@ -242,12 +242,29 @@ def _draw_mark(mark: Mark, x: float, y: float) -> Markup:
 
 
 def draw_share_chart(
-    title: str, x_label: str, lines: Sequence[Line], bars: Sequence[Bar] = ()
+    title: str,
+    x_label: str,
+    lines: Sequence[Line],
+    bars: Sequence[Bar] = (),
+    *,
+    y_label: str = "",
+    marked_x: float | None = None,
 ) -> Markup:
-    """Draws curves between shares, over bars. Both axes go from 0 to 1."""
+    """Draws curves between shares, over bars. Both axes go from 0 to 1.
+
+    A curve of a single point is a dot. `marked_x` is the x of a vertical line.
+    """
     x, y = SMALL.make_axes((0.0, 1.0), _SHARES, _SHARES)
     parts = [_draw_bar("bin", bar, x, y) for bar in bars]
-    parts += [_draw_curve(f"curve {line.style}", line.points, x, y, line.name) for line in lines]
+    if marked_x is not None:
+        parts.append(_draw_line("mark", (x(marked_x), y.end), (x(marked_x), y.start)))
+    if y_label:
+        parts.append(_draw_text("start", x.start, y.end - 8, y_label))
+    for line in lines:
+        if len(line.points) == 1:
+            parts.append(_draw_dot(line, line.points[0], x, y, x_label))
+        else:
+            parts.append(_draw_curve(f"curve {line.style}", line.points, x, y, line.name))
     return _draw_plot(title, SMALL, x, y, x_label, parts)
 
 

@@ -2,8 +2,9 @@
 
 Prediction: the evaluate job's own work on a SavedModel (reading, predicting, all figures, slices,
 intervals), next to a plain `model.predict` of the same Keras model over a tf.data pipeline, with
-scikit-learn for the figures that it has. Boxes: COCO's figures from arrays, next to pycocotools.
-The programs run in turn in one process, so that other load of the machine affects both alike, and
+scikit-learn for the figures that it has. Answers: the same work with the files of answers for the
+pages, next to the work without them. Boxes: COCO's figures from arrays, next to pycocotools. The
+programs run in turn in one process, so that other load of the machine affects both alike, and
 medians of ratios are compared.
 
     python tests/bench/evaluation.py [--images 18000] [--rounds 5] [--scenes 2400]
@@ -24,6 +25,7 @@ from measuring import format_spread, make_parser
 from beam_jobs.io.example import pack
 from pipeline_ops.config.evaluate import Slice
 from pipeline_ops.contract.dataset import ENCODED, KEY, LABEL
+from pipeline_ops.evaluation.answers import count_by_threshold, write_answers
 from pipeline_ops.evaluation.classifier import Answers, compute_findings
 from pipeline_ops.evaluation.detector import evaluate_boxes
 from pipeline_ops.served.client import (
@@ -114,13 +116,17 @@ def save_as_served(model, folder: Path) -> Path:
     return folder
 
 
-def by_us(model: SavedModelClient, shard: str, count: int, scratch: Path) -> float:
+def by_us(
+    model: SavedModelClient, shard: str, count: int, scratch: Path, writes_answers: bool = True
+) -> float:
     """Computes all figures of one model, as the job does. Returns its accuracy."""
     names = [str(c) for c in range(CLASSES)]
     answers = Answers(1, count, names, TOP_K, scratch, [Slice(by="folder")])
     for batch in read_encoded_batches([shard], BATCH):
         answers.add(batch, [model.classify(batch)])
     found = compute_findings(answers.join(), names, TOP_K, [{}])
+    if writes_answers:
+        write_answers(scratch, found, count_by_threshold(found, names, None))
     return found.whole.challenger.metrics["accuracy"]
 
 
@@ -247,6 +253,14 @@ def main() -> None:
             arguments.rounds,
             lambda: by_us(served, shard, arguments.images, Path(folder)),
             lambda: by_hand(model, shard),
+        )
+        in_turn(
+            "files of the answers, next to none",
+            "images",
+            arguments.images,
+            arguments.rounds,
+            lambda: by_us(served, shard, arguments.images, Path(folder)),
+            lambda: by_us(served, shard, arguments.images, Path(folder), writes_answers=False),
         )
     scenes, answers = make_scenes(arguments.scenes)
     in_turn(

@@ -10,6 +10,7 @@ from manifests import make_manifest
 
 from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.contract.results import EvaluationFigures, RuleVerdict
+from pipeline_ops.evaluation.answers import count_by_threshold
 from pipeline_ops.evaluation.classifier import (
     ClassifierFindings,
     Predictions,
@@ -100,6 +101,7 @@ def render(
         dataset=made.model_copy(update=dataset or {}),
         drift=None,
         leaks=Leaks(0, None),
+        counts=count_by_threshold(found, made.class_names, evaluation.champion_version),
         lineage=Lineage([], "f" * 32, {"preprocess": [], "train": []} if champion else None),
     )
     return render_report(found, dataclasses.replace(data, **changes))

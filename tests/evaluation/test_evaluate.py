@@ -16,13 +16,23 @@ from linear_models import DIGITS, read_examples, write_model
 
 from pipeline_ops.contract.dataset import StageFigures, list_shard_paths
 from pipeline_ops.contract.manifest import NAME, find_damage, read_manifest
+from pipeline_ops.contract.predictions import read_answers
 from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.contract.request import read_status
-from pipeline_ops.contract.results import METRICS, PREDICTIONS, REPORT
+from pipeline_ops.contract.results import (
+    ANSWERS,
+    ANSWERS_BY_THRESHOLD,
+    METRICS,
+    PREDICTIONS,
+    REPORT,
+)
+from pipeline_ops.contract.thresholds import ThresholdCounts
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.served.client import SavedModelClient, read_encoded_batches
 from pipeline_ops.served.preprocessing import Preprocessing
+from pipeline_ops.storage.open_store import open_root
 
+WRITTEN = (REPORT, METRICS, PREDICTIONS, ANSWERS, ANSWERS_BY_THRESHOLD)
 STRICT = [{"metric": "accuracy", "at_least": 0.99}]
 
 
@@ -54,6 +64,37 @@ def test_champion_and_challenger_answer_for_the_same_examples(sandbox):
     assert list(figures.baseline) == list(figures.challenger.metrics)
 
 
+def test_the_answers_of_both_models_are_in_the_artifact(sandbox):
+    sandbox.publish("fair")
+    _, folder = sandbox.run(sandbox.plan("evaluate", sandbox.train("good"), evaluate__gate=LENIENT))
+    text = (folder / ANSWERS_BY_THRESHOLD).read_bytes()
+    counts = ThresholdCounts.model_validate_json(text)
+    answers = read_answers(open_root(str(folder)) / ANSWERS, 10)
+    figures = read_figures(folder)
+    assert {ANSWERS, ANSWERS_BY_THRESHOLD} <= {
+        each.path for each in read_manifest(folder / NAME).files
+    }
+    assert counts.champion_version == 1 and len(text) < 30_000
+    for model, found, classes in zip(
+        (figures.challenger, figures.champion),
+        counts.models,
+        (answers.answers, answers.champion_answers),
+        strict=True,
+    ):
+        assert found.trace_total()[0].precision == model.metrics["accuracy"]
+        assert found.trace_mean_f1()[0] == pytest.approx(model.metrics["macro_f1"])
+        assert [[cell[0] for cell in row] for row in found.count_confusions()] == model.confusion
+        right = sum(map(int.__eq__, classes, answers.labels))
+        assert right == round(model.metrics["accuracy"] * 100)
+    names, mistakes = counts.class_names, json.loads((folder / METRICS).read_bytes())
+    rows = {answers.read_key(row): row for row in range(100)}
+    for mistake in mistakes["worst_mistakes"]:
+        answer = answers.read_answer(rows[mistake["key"]])
+        assert names[answer.index] == mistake["prediction"]
+        assert answer.confidence == np.float16(mistake["confidence"])
+        assert answer.label_probability == np.float16(mistake["label_probability"])
+
+
 def test_the_figures_are_those_of_the_saved_model_asked_one_by_one(sandbox):
     import tensorflow as tf
 
@@ -80,7 +121,7 @@ def test_a_gate_that_is_not_passed_exits_3_and_leaves_the_whole_artifact(sandbox
     assert process.wait(180) == 3, attempt.log.read_text()
     folder = Path(plan.request.artifact)
     files = {file.path for file in read_manifest(folder / NAME).files}
-    assert files == {REPORT, METRICS, PREDICTIONS}
+    assert files == set(WRITTEN)
     assert find_damage(folder / NAME, read_manifest(folder / NAME), checksums=True) == []
     assert not read_figures(folder).gate_passed
     assert read_status(attempt).manifest == str(folder / NAME)
@@ -102,7 +143,7 @@ def test_the_same_evaluation_gives_the_same_bytes_wherever_and_whenever_it_runs(
         plan = shop.plan("evaluate", shop.train("good"))
         plan = dataclasses.replace(plan, request=plan.request.model_copy(update={"run_id": run_id}))
         folder = shop.run(plan)[1]
-        pages.append([(folder / name).read_bytes() for name in (REPORT, METRICS, PREDICTIONS)])
+        pages.append([(folder / name).read_bytes() for name in WRITTEN])
     assert pages[0] == pages[1]
     assert b"another run" not in pages[1][0] and str(tmp_path).encode() not in pages[1][0]
 

@@ -346,3 +346,9 @@ def test_a_metric_that_has_no_meaning_on_these_examples_fails_its_rule():
         False,
         "macro_roc_auc is undefined on these test examples",
     )
+
+
+@pytest.mark.parametrize("champion, is_compared", [(None, False), (0.4, True)])
+def test_a_rule_about_the_champion_is_only_compared_with_one(champion, is_compared):
+    verdict = judge_values(accuracy(max_regression=0.1), 0.5, champion)
+    assert (verdict.passed, verdict.is_compared) == (True, is_compared)

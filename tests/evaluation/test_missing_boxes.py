@@ -13,6 +13,7 @@ from PIL import Image
 from pipeline_ops.config.evaluate import Rule
 from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.contract.results import EvaluationFigures, choose_num_counted
+from pipeline_ops.evaluation.answers import count_by_threshold
 from pipeline_ops.evaluation.detector import (
     compute_findings,
     describe_counting,
@@ -91,6 +92,7 @@ def evaluate(scenes, answers, champion=False):
         leaks=Leaks(0, None),
         lineage=Lineage([], "f" * 32),
         no_champion_reason="",
+        counts=count_by_threshold(found, NAMES, figures.champion_version),
     )
     draw_predictions(found, NAMES)
     return found, verdicts, render_report(found, data)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluation.report_pages import make_training_figures, render
+from evaluation.report_pages import make_findings, make_training_figures, render
 from pages import BREAKOUT, SCRIPT, TEMPLATE, Page
 from sandbox import Sandbox, copy_dataset
 
 from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.remarks import describe_small_splits
-from pipeline_ops.contract.results import REPORT, Epoch, RuleVerdict
+from pipeline_ops.contract.results import REPORT, CalibrationBin, Epoch, RuleVerdict
 from pipeline_ops.evaluation.inputs import Leaks, Lineage
 from pipeline_ops.evaluation.metrics import NUM_SAMPLES
 from pipeline_ops.evaluation.report import (
@@ -257,7 +257,7 @@ def test_of_very_much_a_page_shows_a_part_and_says_so():
     )
     shown = Page(page).text
     assert shown.count("epoch (lowest and highest values of neighbours)") == 2
-    assert '<circle class="point' not in page
+    assert '<circle class="point' not in page.split('id="scores"')[0]
     assert shown.count("And 9950 more.") == 2 and page.count(f"{text} 49<") == 2
     assert "988 more rules that hold" in shown and "2000 more rules are in manifest.json" in shown
     assert "The 100 largest classes. 20 more are in the data set's statistics.json." in shown
@@ -320,12 +320,13 @@ def test_the_curves_mark_the_epoch_that_was_used_and_the_page_says_why(
     }
 
 
-def test_the_challenger_is_compared_with_a_model_that_has_not_looked():
-    text = Page(render(noise=0.0)).text
+def test_a_challenger_of_little_skill_is_compared_with_a_model_that_has_not_looked():
+    text = Page(render(noise=0.5)).text
     assert (
-        "Better than a model that has not looked at the images: accuracy 1.0000 against 0.3333 "
+        "Better than a model that has not looked at the images: accuracy 0.5000 against 0.3333 "
         "(it always answers class 0)."
     ) in text
+    assert "a model that has not looked at the images" not in Page(render(noise=0.0)).text
     assert "Not better than a model that has not looked at the images" in Page(render(noise=1)).text
 
 
@@ -446,3 +447,31 @@ def test_a_model_that_is_worse_than_in_its_training_is_told(validated, tested, s
     assert bool(told) == is_told
     if told:
         assert f"was {validated:.4f} on the validation split after epoch 1" in told[0]
+
+
+def test_a_rule_that_has_nothing_to_compare_with_has_no_green_tick():
+    text = "accuracy 0.9 is not compared: there is no champion to compare it with"
+    rules = [RuleVerdict(metric="accuracy", passed=True, text=text, is_compared=False)]
+    page = Page(render(figures={"rules": rules}))
+    signs = [attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"]
+    assert "not compared" in signs and signs.count("passed") == 1, "the verdict alone has a tick"
+
+
+def test_classes_without_a_mistake_are_not_among_the_weakest():
+    assert "Weakest classes" not in Page(render(noise=0.0)).text
+    assert "(1.000)" not in Page(render(noise=0.05)).text
+
+
+def test_a_bin_of_few_answers_is_no_point_of_the_calibration_curve():
+    answers = [(0.15, 4, 1.0), (0.55, 5, 0.4), (0.95, 90, 0.9)]
+    bins = [
+        CalibrationBin(low=p - 0.05, high=p + 0.05, count=n, confidence=p, accuracy=right)
+        for p, n, right in answers
+    ]
+    model = make_findings(3, 60, 0.3, champion=False).whole.challenger
+    figures = {"challenger": model.model_copy(update={"calibration": bins})}
+    page = render(champion=False, figures=figures)
+    chart = page[page.index("<b>Calibration</b>") :].split("</svg>")[0]
+    curve = re.search(r'class="curve validation" points="([^"]*)"', chart)[1]
+    assert len(curve.split()) == 2
+    assert chart.count('class="bin"') == 3 and "4 answers of probability 0.10" in chart

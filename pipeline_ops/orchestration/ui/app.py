@@ -18,12 +18,14 @@ from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
 from fastapi import Depends, FastAPI, Form, HTTPException, Query, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from pipeline_ops.contract.dataset import DATA_PAGE
 from pipeline_ops.contract.manifest import find_file
 from pipeline_ops.contract.outcome import Kind
+from pipeline_ops.contract.results import ANSWERS
 from pipeline_ops.contract.task_record import find_recorded_manifest, find_report
+from pipeline_ops.contract.thresholds import NUM_THRESHOLDS
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.airflow_internals import (
     BaseUser,
@@ -49,6 +51,7 @@ from pipeline_ops.orchestration.ui.model_list import view_models
 from pipeline_ops.orchestration.ui.models import view_model
 from pipeline_ops.orchestration.ui.overlay import MAX_OVERLAID, view_overlay
 from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
+from pipeline_ops.orchestration.ui.predictions import Shown, view_predictions
 from pipeline_ops.orchestration.ui.progress import view_tasks
 from pipeline_ops.orchestration.ui.runs import (
     LEGEND,
@@ -56,6 +59,11 @@ from pipeline_ops.orchestration.ui.runs import (
     WORDS,
     RunsQuery,
     view_runs,
+)
+from pipeline_ops.orchestration.ui.thresholds import (
+    find_evaluation_file,
+    read_counts,
+    view_thresholds,
 )
 from pipeline_ops.registry.aliases import PREVIOUS
 from pipeline_ops.registry.registry import Registry
@@ -337,7 +345,7 @@ def show_report(
         run=run,
         head=view_head(run, session),
         page=page,
-        available_pages=[name for name in _PAGES if _find_page(run, name)],
+        available_pages=_list_pages(run),
         query=urlencode({"run_id": run_id}),
     )
 
@@ -352,6 +360,73 @@ def show_report_content(
     if read is None:
         raise NotFound(f"The run {run_id} has no page {page}.")
     return HTMLResponse(read(_MAX_PAGE_BYTES), headers={"Content-Security-Policy": SANDBOX})
+
+
+def _list_pages(run: PipelineRun) -> list[str]:
+    """Lists the pages that a run has. The one of thresholds explains itself if it is empty."""
+    found = [name for name in _PAGES if _find_page(run, name)]
+    return [*found, "thresholds"] if "report" in found else found
+
+
+_Hundredths = Annotated[int, Query(ge=0, lt=NUM_THRESHOLDS)]
+
+
+@app.get("/pipelines/{dag_id}/thresholds", dependencies=[CAN_READ_RUN])
+def show_thresholds(
+    dag_id: str, run_id: str, session: SessionDep, threshold: _Hundredths | None = None
+) -> HTMLResponse:
+    """Shows the answers of a run's evaluation at a threshold in hundredths."""
+    run = find_run(dag_id, run_id, session)
+    is_evaluated, counts = read_counts(run)
+    return render(
+        "thresholds.html",
+        IN_PIPELINE,
+        run=run,
+        head=view_head(run, session),
+        available_pages=_list_pages(run),
+        query=urlencode({"run_id": run_id}),
+        is_evaluated=is_evaluated,
+        view=view_thresholds(counts, threshold) if counts else None,
+    )
+
+
+@app.get("/pipelines/{dag_id}/thresholds/content", dependencies=[CAN_READ_RUN])
+def get_thresholds(dag_id: str, run_id: str, session: SessionDep) -> JSONResponse:
+    """Returns the text of each cell of the page at each threshold."""
+    _, counts = read_counts(find_run(dag_id, run_id, session))
+    if counts is None:
+        raise NotFound(f"The run {run_id} has no answers by threshold.")
+    return JSONResponse(view_thresholds(counts).series)
+
+
+@app.get("/pipelines/{dag_id}/predictions", dependencies=[CAN_READ_RUN])
+def show_predictions(
+    dag_id: str,
+    run_id: str,
+    session: SessionDep,
+    page: Annotated[int, Query(ge=0, le=_MAX_PAGES)] = 0,
+    show: Shown = "all",
+    label: Annotated[str, Query(pattern=r"^\d{0,6}$")] = "",
+) -> HTMLResponse:
+    """Shows a classifier's answers. `label` is the number of a class, or empty for all."""
+    run = find_run(dag_id, run_id, session)
+    is_evaluated, counts = read_counts(run)
+    _, file = find_evaluation_file(run, ANSWERS)
+    chosen = int(label) if label else None
+    return render(
+        "predictions.html",
+        IN_PIPELINE,
+        run=run,
+        head=view_head(run, session),
+        available_pages=_list_pages(run),
+        query=urlencode({"run_id": run_id}),
+        is_evaluated=is_evaluated,
+        counts=counts,
+        page=page,
+        show=show,
+        label=chosen,
+        view=view_predictions(file, counts, page, show, chosen) if counts and file else None,
+    )
 
 
 def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:

@@ -48,8 +48,10 @@ _ICON = (_TEMPLATES / "models.svg").read_text(encoding="utf-8")
 FILES: Mapping[str, str] = {
     "style.css": STYLE.read_text(encoding="utf-8")
     + (_TEMPLATES / "ui.css").read_text(encoding="utf-8"),
+    "theme.js": (_TEMPLATES / "theme.js").read_text(encoding="utf-8"),
     "overlay.js": (_TEMPLATES / "overlay.js").read_text(encoding="utf-8"),
     "live.js": (_TEMPLATES / "live.js").read_text(encoding="utf-8"),
+    "thresholds.js": (_TEMPLATES / "thresholds.js").read_text(encoding="utf-8"),
     # The rim keeps the icon visible in a selected entry of Airflow's navigation.
     "models.svg": _ICON.replace("currentColor", "#3f3f46").replace("rimColor", "#ffffff"),
     "models-dark.svg": _ICON.replace("currentColor", "#e4e4e7").replace("rimColor", "#18181b"),

@@ -24,6 +24,9 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
     "GET /pipelines/{dag_id}/report/content": "report/content",
+    "GET /pipelines/{dag_id}/thresholds": "thresholds",
+    "GET /pipelines/{dag_id}/thresholds/content": "thresholds/content",
+    "GET /pipelines/{dag_id}/predictions": "predictions",
     "GET /pipelines/{dag_id}/models": "models",
     "GET /pipelines/{dag_id}/models/change": "models/change?action=promote&version=1",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",
@@ -59,6 +62,7 @@ def test_every_route_has_an_example(plugin):
     ("name", "media_type"),
     [
         ("live.js", "text/javascript"),
+        ("thresholds.js", "text/javascript"),
         ("models.svg", "image/svg+xml"),
         ("models-dark.svg", "image/svg+xml"),
         ("other.svg", "application/json"),
@@ -211,7 +215,10 @@ def test_a_run_without_a_report_says_so(client, run_writer, set_states):
     assert client("viewer").get(run_writer.address("report/content")).status_code == 404
 
 
-@pytest.mark.parametrize("page", ["progress", "report", "report/content"])
+@pytest.mark.parametrize(
+    "page",
+    ["progress", "report", "report/content", "thresholds", "thresholds/content", "predictions"],
+)
 def test_no_such_run_and_no_such_pipeline(client, run_writer, page):
     assert client("viewer").get(f"/pipelines/digits/{page}?run_id=none").status_code == 404
     answer = client("viewer").get(f"/pipelines/%3Cb%3E/{page}?run_id=none")
@@ -227,7 +234,7 @@ def test_a_registry_that_cant_be_read_does_not_hide_the_page(client, whole_run):
     assert client("viewer").get("/models").status_code == 200
 
 
-PAGES = ("progress", "report", "report/content", "models")
+PAGES = ("progress", "report", "report/content", "thresholds", "predictions", "models")
 
 
 def test_pages_work_while_the_yaml_is_broken(client, whole_run, airflow_folder, monkeypatch):

@@ -21,7 +21,7 @@ from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
 from beam_jobs.statistics.pictures import SMALL_SIDE, ExamplePictures, read_small
 from beam_jobs.statistics.summary import CONFLICTING, DUPLICATE, NO_BOXES, NO_LABEL, BadRecord
 from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
-from pipeline_ops.contract.features import FEATURES, LABELS, Histogram
+from pipeline_ops.contract.features import FEATURES, Histogram, get_title
 from pipeline_ops.contract.remarks import describe_empty_images, describe_moves
 from pipeline_ops.pages.charts import draw_binned_histogram, draw_distance, format_number
 from pipeline_ops.pages.page import render_page
@@ -74,7 +74,7 @@ def render(data: PageData) -> str:
         splits=SPLITS,
         features=FEATURES,
         number=format_number,
-        title=_get_title,
+        title=get_title,
         draw_distance=draw_distance,
         total=sum(figures.num_examples.values()),
         findings=findings,
@@ -159,7 +159,7 @@ def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"Not as in {reference}: {violation.text}{allowed}."
     if not comparison.schema_violations:
         yield True, f"The schema is that of {reference}."
-    drifted = [_get_title(distance.feature) for distance in comparison.drift if distance.is_above]
+    drifted = [get_title(distance.feature) for distance in comparison.drift if distance.is_above]
     if drifted:
         yield False, f"Drifted from {reference}: {', '.join(drifted)}."
     elif comparison.drift:  # empty if there is no training example
@@ -168,10 +168,6 @@ def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
 
 def describe_reference(reference: str) -> str:
     return "the champion's data" if reference == "champion_data" else "the previous data set"
-
-
-def _get_title(feature: str) -> str:
-    return "Classes" if feature == LABELS else FEATURES[feature].title
 
 
 def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, Markup | None]]]:

@@ -88,8 +88,8 @@ def describe_losses(
         if count - ours[name] >= max(_MIN_LOST, _LOSS * count)
     )
     sentences = [
-        f"Class {name} has lost {1 - share:.0%} since the previous data set: {theirs[name]:,} before, "
-        f"{ours[name]:,} now"
+        f"Class {name} has lost {1 - share:.0%} since the previous data set: {theirs[name]:,} "
+        f"before, {ours[name]:,} now"
         for share, name in lost[:_MAX_NAMED]
     ]
     more = [f"{len(lost) - _MAX_NAMED} more classes have lost half or more"]

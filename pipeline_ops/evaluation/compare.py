@@ -26,7 +26,7 @@ from pipeline_ops.contract.results import (
 )
 from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.errors import DataError
-from pipeline_ops.evaluation.inputs import describe_changes
+from pipeline_ops.evaluation.inputs import describe_changes, describe_data_changes
 from pipeline_ops.evaluation.metrics import describe_metric, get_direction, to_recall_points
 from pipeline_ops.pages.charts import Line, draw_line_chart, draw_share_chart
 from pipeline_ops.pages.page import render_page
@@ -155,7 +155,9 @@ def build_fact_rows(first: ComparedRun, second: ComparedRun) -> list[tuple[str, 
 def find_changes(first: ComparedRun, second: ComparedRun) -> dict[str, list[str]]:
     """Returns the changes in the second run, in lines for each job."""
     return {
-        job: describe_changes(second.manifests[job].fingerprint, first.manifests[job].fingerprint)
+        job: describe_data_changes(second.manifests[job], first.manifests[job])
+        if job == "preprocess"
+        else describe_changes(second.manifests[job].fingerprint, first.manifests[job].fingerprint)
         for job in _JOBS
     }
 

@@ -21,6 +21,8 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
     "GET /pipelines/{dag_id}/report/content": "report/content",
+    "GET /pipelines/{dag_id}/report/rejected.csv": "report/rejected.csv",
+    "GET /pipelines/{dag_id}/data": "data",
     "GET /pipelines/{dag_id}/models": "models",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",
     "POST /pipelines/{dag_id}/models/rollback": "models/rollback",

@@ -106,7 +106,10 @@ def keep_page_of_refused_data(job: Job, page_data: PageData) -> Iterator[None]:
         yield
     except DataError as error:
         page = job.attempt.folder / DATA_PAGE
-        refused = dataclasses.replace(page_data, refusal=str(error).splitlines()[0])
+        # A colon announces the lines that the page shows in its own way.
+        refused = dataclasses.replace(
+            page_data, refusal=str(error).splitlines()[0].removesuffix(":")
+        )
         write_atomically(page, render(refused).encode())
         raise DataError(f"{error}\n{page} shows the data and the rejected records.") from error
 

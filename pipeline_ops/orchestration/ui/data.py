@@ -219,13 +219,16 @@ def _describe(run: PipelineRun, rows: Iterable[DatasetRow]) -> str:
 
 
 def _draw_charts(rows: Sequence[DatasetRow]) -> Iterable[Chart]:
-    """Draws the numbers of examples and classes, and each distance that was above its limit."""
+    """Draws the numbers of examples and classes, and each distance that was above its limit.
+
+    A number of classes that was always the same is in the table only.
+    """
     if len(rows) < 2:
         return
-    counts = {
-        "Examples": [row.num_examples for row in rows],
-        "Classes": [len(row.figures.class_names) for row in rows],
-    }
+    counts = {"Examples": [row.num_examples for row in rows]}
+    num_classes = [len(row.figures.class_names) for row in rows]
+    if len({*num_classes}) > 1:
+        counts["Classes"] = num_classes
     for title, values in counts.items():
         points = [(row.number, float(value)) for row, value in zip(rows, values, strict=True)]
         line = Line(title.lower(), "training", points)

@@ -8,7 +8,7 @@ import io
 import os
 
 import pytest
-from airflow_database import DAG, RUN
+from airflow_database import DAG
 from manifests import make_manifest
 from pages import Page
 
@@ -45,9 +45,7 @@ def add_datasets(run_writer, *figures: dict) -> list[str]:
             figures=DatasetFigures(**FIGURES | more),
             inputs=inputs,
             files=[{"path": "data.html", "num_bytes": number, "crc32c": "0" * 8}],
-            made_by=Maker(
-                run_id=f"run {number}", time=dt.datetime(2026, 11, number, tzinfo=dt.UTC)
-            ),
+            made_by=Maker(run_id=f"run {number}", time=made_at),
         )
         (folder / "data.html").write_text("<h1>Data</h1>")
         write_manifest(folder, manifest)
@@ -75,8 +73,10 @@ def test_the_newest_data_set_says_what_came_and_left_since_when(client, run_writ
     run_writer.record("preprocess", manifest=manifests[-1])
     page = look(client)
     assert "1,795 examples: 50 images came, 12 left since 01 Nov 2026 00:00 UTC." in page.text
-    assert f"report/content?run_id={RUN}".split("=")[0] in page.html
-    assert 'sandbox=""' in page.html
+    [frame] = [attributes for tag, attributes in page.tags if tag == "iframe"]
+    assert frame["sandbox"] == ""
+    content = client("viewer").get(f"/pipelines/{DAG}/{frame['src']}")
+    assert content.text == "<h1>Data</h1>"
     assert "Rejected records" not in page.text  # it has none
 
 
@@ -85,7 +85,7 @@ def test_refused_data_are_shown_first_with_a_link_to_the_newest_good_ones(
 ):
     manifests = add_datasets(run_writer, {})
     set_states("failed", preprocess="failed")
-    message = "13 of 1797 raw files are unusable, and the budget is 5"
+    message = "13 of 1797 raw files are unusable, and the budget is 5:\n  a.png: truncated"
     run_writer.record("preprocess", state="failed", message=message, exit_code=65)
     attempt = run_writer.attempt("preprocess", [])
     (attempt.folder / "data.html").write(b"<h1>Refused data</h1>")
@@ -94,7 +94,7 @@ def test_refused_data_are_shown_first_with_a_link_to_the_newest_good_ones(
     good = add_run("published")
     run_writer.record("preprocess", good, manifest=manifests[0])
     page = look(client)
-    assert "13 of 1797 raw files are unusable" in page.text
+    assert "Data refused: 13 of 1797 raw files are unusable, and the budget is 5." in page.text
     assert "The newest good data set" in page.text and "Rejected records as CSV" in page.text
     assert "1,795 examples." in look(client, tab="good").text
 
@@ -103,7 +103,8 @@ def test_the_drift_of_the_last_data_sets_is_a_chart_of_each_feature_that_drifted
     client, run_writer, set_states
 ):
     set_states("success", preprocess="success")
-    later = [drift(0.05), drift(0.3) | {"num_rejected": 3}, drift(0.04)]
+    more = {"class_names": ["0", "1", "2"], "num_rejected": 3}
+    later = [drift(0.05), drift(0.3) | more, drift(0.04)]
     manifests = add_datasets(run_writer, {}, *later)
     run_writer.record("preprocess", manifest=manifests[-1])
     page = look(client, tab="history")
@@ -111,7 +112,7 @@ def test_the_drift_of_the_last_data_sets_is_a_chart_of_each_feature_that_drifted
     assert "L-infinity" not in page.text  # it never was above its limit
     assert "1 of 4 data sets have no figures of drift, and are left out there" in page.text
     assert page.html.count("<polyline") == 4  # examples, classes, distance, threshold
-    assert "303 Nov 2026 00:00 UTC1,79532Brightness" in page.text
+    assert "303 Nov 2026 00:00 UTC1,79533Brightness" in page.text
 
 
 def test_of_many_data_sets_the_newest_twenty_are_read(client, run_writer, set_states):
@@ -129,7 +130,7 @@ def test_a_damaged_manifest_is_named_and_the_others_are_shown(client, run_writer
     with open(manifests[0], "w") as file:
         file.write("[]")
     text = look(client, tab="history").text
-    assert "not a manifest of this version" in text and "Last 1 data sets" in text
+    assert "not a manifest of this version" in text and "Last 1 data set" in text
 
 
 def read_csv(answer) -> list[list[str]]:

@@ -24,7 +24,7 @@ from pipeline_ops.contract import dataset
 from pipeline_ops.contract.dataset import SPLITS, IndexEntry
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_path import StorePath
-from pipeline_ops.storage.tfrecord import FRAME_BYTES, HEADER_BYTES
+from pipeline_ops.storage.tfrecord import FRAME_BYTES, unframe_record
 
 PER_CLASS_AND_SPLIT = 3
 MAX_SPRITE_BYTES = 200_000
@@ -68,11 +68,15 @@ def read_small(content: bytes, side: int) -> Image.Image | None:
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePicture:
-    """The place of a picture in the sprite, counted in tiles. `key` is that of its record."""
+    """The place of a picture in the sprite, counted in tiles. `key` is that of its record.
+
+    An example that cannot be shown has an empty tile.
+    """
 
     key: str
     column: int
     row: int
+    is_shown: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +99,20 @@ class ShardReader:
     places: Mapping[str, StorePath]
     lengths: Mapping[str, Sequence[int]]
 
-    def read(self, shard: str, position: int) -> dict[str, list[Any]]:
-        """The features of a record. Raises ValueError if it is no tf.train.Example."""
+    def read(self, shard: str, position: int) -> dict[str, list[Any]] | None:
+        """The features of a record, or None if its shard is damaged or gone.
+
+        The shard may be one of an older data set. The manifest names one that is gone, and whoever
+        reads the data set one that is damaged.
+        """
         lengths = self.lengths[shard]
-        start = sum(lengths[:position]) + position * FRAME_BYTES + HEADER_BYTES
-        return parse(self.places[shard].read_range(start, lengths[position]))
+        start = sum(lengths[:position]) + position * FRAME_BYTES
+        try:
+            framed = self.places[shard].read_range(start, lengths[position] + FRAME_BYTES)
+        except FileNotFoundError:
+            return None
+        record = unframe_record(framed)
+        return None if record is None else parse(record)
 
 
 def draw_examples(
@@ -119,12 +132,10 @@ def draw_examples(
     ]
     labels = {name: index for index, name in enumerate(class_names)}
     records = map_requests(lambda each: _read_example(reader, each[2], labels[each[0]]), wanted)
-    pictures: dict[str, dict[str, list[tuple[str, Image.Image]]]] = defaultdict(
-        lambda: {split: [] for split in SPLITS}
-    )
+    pictures: dict[str, _Pictures] = defaultdict(lambda: {split: [] for split in SPLITS})
     for (name, split, entry), features in zip(wanted, records, strict=True):
-        if picture := _draw_example(features, labels[name]):
-            pictures[name][split].append((entry.key, picture))
+        picture = _draw_example(features, labels[name]) if features else None
+        pictures[name][split].append((entry.key, picture))
     for count in itertools.takewhile(bool, (len(names) >> halvings for halvings in range(8))):
         for quality in _QUALITIES:
             found = _compose({name: pictures[name] for name in names[:count]}, quality)
@@ -159,13 +170,17 @@ def _choose(entries: Iterable[IndexEntry]) -> dict[str, _Choice]:
     return dict(found)
 
 
-def _read_example(reader: ShardReader, entry: IndexEntry, label: int) -> dict[str, list[Any]]:
+def _read_example(
+    reader: ShardReader, entry: IndexEntry, label: int
+) -> dict[str, list[Any]] | None:
     """Reads the first example of a record that shows a class."""
     for position in entry.positions:
         features = reader.read(entry.shard, position)
+        if features is None:
+            return None
         if label in features.get(dataset.BOX_LABEL, features.get(dataset.LABEL, [])):
-            break
-    return features
+            return features
+    return None
 
 
 def _draw_example(features: Mapping[str, list[Any]], label: int) -> Image.Image | None:
@@ -185,28 +200,27 @@ def _draw_example(features: Mapping[str, list[Any]], label: int) -> Image.Image 
     return picture
 
 
-def _compose(
-    pictures: Mapping[str, Mapping[str, Sequence[tuple[str, Image.Image]]]], quality: int | None
-) -> ExamplePictures:
+_Pictures = dict[str, list[tuple[str, Image.Image | None]]]
+"""The pictures of a class by split, each with its key. None cannot be shown."""
+
+
+def _compose(pictures: Mapping[str, _Pictures], quality: int | None) -> ExamplePictures:
     """Puts the pictures into one image, a row for each class."""
-    all_pictures = [
+    drawn = [
         picture for splits in pictures.values() for each in splits.values() for _, picture in each
     ]
-    side = max((max(picture.size) for picture in all_pictures), default=1)
+    side = max((max(picture.size) for picture in drawn if picture), default=1)
     columns = PER_CLASS_AND_SPLIT * len(SPLITS)
     sprite = Image.new("RGBA", (columns * side, max(1, len(pictures)) * side))
     tiles: dict[str, dict[str, list[ExamplePicture]]] = {}
     for row, (name, splits) in enumerate(pictures.items()):
-        tiles[name] = {}
-        for first, (split, found) in zip(
-            range(0, columns, PER_CLASS_AND_SPLIT), splits.items(), strict=True
-        ):
-            tiles[name][split] = [
-                ExamplePicture(key, first + index, row) for index, (key, _) in enumerate(found)
-            ]
-            for index, (_, picture) in enumerate(found):
-                left = (first + index) * side + (side - picture.width) // 2
-                sprite.paste(picture, (left, row * side + (side - picture.height) // 2))
+        tiles[name] = {split: [] for split in SPLITS}
+        for group, split in enumerate(SPLITS):
+            for column, (key, picture) in enumerate(splits[split], group * PER_CLASS_AND_SPLIT):
+                tiles[name][split].append(ExamplePicture(key, column, row, picture is not None))
+                if picture:
+                    left = column * side + (side - picture.width) // 2
+                    sprite.paste(picture, (left, row * side + (side - picture.height) // 2))
     output = io.BytesIO()
     sprite.save(output, "WEBP", lossless=quality is None, quality=quality or 100, method=4)
     uri = f"data:image/webp;base64,{base64.b64encode(output.getvalue()).decode()}"

@@ -142,3 +142,24 @@ def test_without_the_lengths_of_the_records_there_are_no_pictures(animals):
     places = {name: artifact / name for name in lengths}
     assert draw_examples(entries, ShardReader(places, lengths), ["cat", "dog"])
     assert draw_examples(entries, ShardReader(places, {}), ["cat", "dog"]) is None
+
+
+def test_an_example_of_a_damaged_older_shard_is_told_and_fails_nothing(animals, encode):
+    first = animals.make()
+    for shard in first.shards:
+        content = bytearray((first.artifact / shard).read_bytes())
+        content[20] ^= 1  # in the first record
+        (first.artifact / shard).write_bytes(content)
+    animals.add("cat/new.png", encode(seed=999))
+    second = animals.make()
+    assert second.manifest.figures["generation"] == 2
+    broken = {
+        entry.key
+        for entry in iterate_index(second.artifact / INDEX)
+        if entry.shard in first.shards and entry.position == 0
+    }
+    tiles = read_tiles(second)
+    shown = {key for _, _, key in tiles if not key.endswith("cannot be shown")}
+    told = {key.removesuffix(" cannot be shown") for _, _, key in tiles} - shown
+    assert told and told <= broken
+    assert not shown & broken

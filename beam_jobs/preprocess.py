@@ -27,6 +27,7 @@ from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import check_stages, describe_stages
 from beam_jobs.statistics import summary
 from beam_jobs.statistics.dataset import add_remarks, collect_statistics, find_duplicates
+from beam_jobs.statistics.pictures import ShardReader, draw_examples
 from beam_jobs.statistics.summary import ShardSummary, Summary
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
 from pipeline_ops.config.preprocess import Preprocess
@@ -38,7 +39,7 @@ from pipeline_ops.job.runner import Job
 from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.raw_data.folder import list_folder, resolve_raw_folder
 from pipeline_ops.raw_data.listing import Listing
-from pipeline_ops.storage.local_files import write_json
+from pipeline_ops.storage.local_files import write_atomically, write_json
 from pipeline_ops.storage.open_store import open_root
 from pipeline_ops.user_code.modules import hide_modules
 
@@ -76,8 +77,9 @@ def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     plan = _plan_dataset(job, config, source)
     unchanged = generations.take_over(plan.delta, plan.previous, draft)
     built = _build_shards(job, config, source, plan.delta.shards, draft)
-    figures = _describe_dataset(job, config, source, plan, [*unchanged, *built], draft)
-    _write_index(draft, plan, built)
+    summary.check_shapes([*unchanged, *built], job.request.config_file)
+    records = _write_index(job, draft, plan, built)
+    figures = _describe_dataset(job, config, source, plan, [*unchanged, *built], records, draft)
     _write_figures(draft, config, figures)
 
 
@@ -108,38 +110,69 @@ def _describe_dataset(
     source: SourceData,
     plan: _DatasetPlan,
     summaries: Sequence[ShardSummary],
+    records: _Records,
     draft: ArtifactDraft,
 ) -> dataset.DatasetFigures:
     """Writes quarantine, statistics and page. Raises DataError for a data set to be refused."""
-    by_split, config_file = plan.decision.by_split, job.request.config_file
-    summary.check_shapes(summaries, config_file)
+    by_split, previous = plan.decision.by_split, plan.previous
     rejected = quarantine.collect_rejected(source, plan.decision, summaries, draft)
     served = {"stages": describe_stages(config), "class_numbers": list(source.class_numbers)}
     counted = summary.compute_figures(summaries, source.class_names, rejected, source.task)
-    counted = counted.model_copy(update=plan.delta.figures | served)
+    changes = generations.count_changes(records.entries, previous)
+    counted = counted.model_copy(update=plan.delta.figures | served | changes)
     copies = find_duplicates(by_split, {record.key for record in rejected})
     statistics = collect_statistics(summaries, counted, copies)
-    figures = add_remarks(counted, statistics, by_split)
+    labels_before = previous.labels if previous else None
+    figures = add_remarks(counted, statistics, by_split, labels_before)
     for warning in figures.warnings:
         _log.warning("%s", warning)
-    bad = filter(None, quarantine.read_bad_records(rejected, source))
-    reference = plan.reference
-    page = describe.write_description(job, config, draft, figures, statistics, bad, reference)
+    shown = quarantine.choose_shown(rejected)
+    bad = filter(None, quarantine.read_bad_records(shown, source))
+    page = describe.write_description(
+        job,
+        config,
+        draft,
+        figures,
+        statistics,
+        bad,
+        plan.reference,
+        labels_before=labels_before,
+        pictures=draw_examples(records.entries, records.reader, figures.class_names),
+    )
     with describe.keep_page_of_refused_data(job, page):
         quarantine.check_rejects(rejected, source, plan.decision, config.rejects, job)
         explain_empty = partial(explain_from_shards, by_split, rejected, summaries)
         labels, names = summary.count_labels(summaries), source.class_names
         place, splits = str(source.folder), config.split.required
         check_labels(labels, names, place, source.task, explain_empty, splits=splits)
-        describe.check_comparison(page.statistics.comparison, config, config_file)
-    return figures
+        describe.check_comparison(page.statistics.comparison, config, job.request.config_file)
+    return page.figures
 
 
-def _write_index(draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[ShardSummary]) -> None:
-    quarantined = plan.decision.quarantined
-    entries = generations.build_index_entries(plan.delta, built, quarantined, plan.hashes)
+class _Records(NamedTuple):
+    """All records of the data set, and access to their examples."""
+
+    entries: list[dataset.IndexEntry]
+    reader: ShardReader
+
+
+def _write_index(
+    job: Job, draft: ArtifactDraft, plan: _DatasetPlan, built: Sequence[ShardSummary]
+) -> _Records:
+    """Writes the index and the lengths of the examples."""
+    delta, quarantined = plan.delta, plan.decision.quarantined
+    entries = list(generations.build_index_entries(delta, built, quarantined, plan.hashes))
     dataset.write_index(draft.folder / dataset.INDEX, entries)
-    generations.write_record_lengths(draft.folder, built, plan.delta.kept, plan.previous)
+    lengths = generations.collect_record_lengths(built, delta.kept, plan.previous)
+    content = dataset.format_record_lengths(lengths)
+    write_atomically(draft.folder / dataset.RECORD_LENGTHS, content)
+    artifacts = Layout(open_root(job.request.root), job.request.pipeline).artifacts("preprocess")
+    files = [file for file in (shard.file for shard in built) if file] + draft.references
+    places = {
+        file.path: artifacts / file.stored_at if file.stored_at else draft.target / file.path
+        for file in files
+    }
+    return _Records(entries, ShardReader(places, lengths))
 
 
 def _check_before_work(

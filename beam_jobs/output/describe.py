@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,7 +27,6 @@ from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.storage.local_files import read_json, write_atomically, write_json
 from pipeline_ops.storage.read_errors import make_read_error
 
-_SHOWN_REJECTS = 24
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -70,8 +68,12 @@ def write_description(
     statistics: dataset.DatasetStatistics,
     bad: Iterable[BadRecord],
     reference: Reference | None,
+    **more: Any,
 ) -> PageData:
-    """Writes statistics, schema and page. Returns what the page shows."""
+    """Writes statistics, schema and page. Returns what the page shows.
+
+    `figures` lack the drift. `more` are further fields of the page's data.
+    """
     schema = dataset.infer_schema(figures, statistics.merge_splits())
     if reference:
         train, before = statistics.splits["train"], reference.statistics.splits["train"]
@@ -85,9 +87,12 @@ def write_description(
             drift=dataset.compute_distances(train, before, config.drift),
         )
         statistics = statistics.model_copy(update={"comparison": comparison})
-    shown = list(itertools.islice(bad, _SHOWN_REJECTS))
+        drift = {"drift": comparison.drift, "drift_limits": config.drift}
+        figures = figures.model_copy(update=drift)
     theirs = reference.statistics if reference else None
-    page_data = PageData(job.request.pipeline, figures, statistics, schema, shown, theirs)
+    page_data = PageData(
+        job.request.pipeline, figures, statistics, schema, list(bad), theirs, **more
+    )
     write_atomically(draft.folder / DATA_PAGE, render(page_data).encode())
     write_json(draft.folder / SCHEMA, schema.model_dump(mode="json"))
     write_json(draft.folder / STATISTICS, statistics.model_dump(mode="json"))
@@ -101,7 +106,10 @@ def keep_page_of_refused_data(job: Job, page_data: PageData) -> Iterator[None]:
         yield
     except DataError as error:
         page = job.attempt.folder / DATA_PAGE
-        refused = dataclasses.replace(page_data, refusal=str(error).splitlines()[0])
+        # A colon announces the lines that the page shows in its own way.
+        refused = dataclasses.replace(
+            page_data, refusal=str(error).splitlines()[0].removesuffix(":")
+        )
         write_atomically(page, render(refused).encode())
         raise DataError(f"{error}\n{page} shows the data and the rejected records.") from error
 

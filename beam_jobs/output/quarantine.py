@@ -8,8 +8,9 @@ longer bad: the list of bad records decides.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from beam_jobs.io.tfrecord_files import OptionalTFRecordWriter
 from beam_jobs.planning.duplicates import CollectionDecision, is_removed_copy
 from beam_jobs.sources import SourceData
 from beam_jobs.stages import BoundStage, map_class_names
-from beam_jobs.statistics.summary import BadRecord, RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import BadRecord, ShardSummary
 from pipeline_ops.config.preprocess import Rejects
 from pipeline_ops.contract import dataset as shards
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.errors import DataError
 from pipeline_ops.job.runner import Job
 from pipeline_ops.job.workspace import ArtifactDraft
@@ -30,6 +32,7 @@ from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.store_path import StorePath
 
 _MAX_NAMED = 10
+_SHOWN_PER_REASON, _MAX_SHOWN_REASONS = 3, 12
 
 
 def collect_rejected(
@@ -94,6 +97,22 @@ def read_bad_records(
         yield BadRecord(record, find_raw_file(raw).key, content, raw.num_bytes)
 
 
+def choose_shown(rejected: Iterable[RejectedRecord]) -> list[RejectedRecord]:
+    """The first records of each reason for the page, of the most frequent reasons.
+
+    Removed copies have no bytes, and come last.
+    """
+    by_reason: dict[str, list[RejectedRecord]] = defaultdict(list)
+    for record in rejected:
+        by_reason[record.reason].append(record)
+    most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        record
+        for _, found in most[:_MAX_SHOWN_REASONS]
+        for record in heapq.nsmallest(_SHOWN_PER_REASON, found, key=is_removed_copy)
+    ]
+
+
 def check_rejects(
     rejected: Sequence[RejectedRecord],
     source: SourceData,
@@ -111,7 +130,7 @@ def check_rejects(
     lost = find_lost_classes(labels, bad, source.stages) if bad else []
     if len(bad) <= budget and not lost:
         return
-    full_list = job.attempt.folder / "rejected.jsonl"
+    full_list = job.attempt.folder / shards.REFUSED
     _write_list(full_list, bad)
     named = [f"  {one.key}: {one.reason} ({one.stage}: {one.detail})" for one in bad[:_MAX_NAMED]]
     named += [f"  and {len(bad) - _MAX_NAMED} more"] * (len(bad) > _MAX_NAMED)

@@ -22,8 +22,9 @@ from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.stages import bind_stages, run_stages
 from beam_jobs.stages.stage import Example, Rejected
 from beam_jobs.statistics import summary
-from beam_jobs.statistics.summary import BadRecord, Outcome, RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import BadRecord, Outcome, ShardSummary
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.listing import RawFolder

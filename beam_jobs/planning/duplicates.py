@@ -34,14 +34,9 @@ from beam_jobs.exchange import Exchange, ProgressReporter
 from beam_jobs.io.raw import RawReader
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.planning.splits import split_records
-from beam_jobs.statistics.summary import (
-    CONFLICTING,
-    DUPLICATE,
-    PlanSummary,
-    RejectedRecord,
-)
+from beam_jobs.statistics.summary import CONFLICTING, DUPLICATE, PlanSummary
 from pipeline_ops.config.preprocess import Preprocess
-from pipeline_ops.contract.dataset import SPLITS
+from pipeline_ops.contract.dataset import SPLITS, RejectedRecord
 from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.raw_data.limits import MAX_DECODED_PIXELS
 from pipeline_ops.raw_data.listing import RawFolder

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from beam_jobs.planning.plan import Record, ShardPlan, compute_num_shards, plan_dataset, plan_shards
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.contract import dataset
-from pipeline_ops.contract.dataset import IndexEntry
+from pipeline_ops.contract.dataset import IndexEntry, RejectedRecord
 from pipeline_ops.contract.manifest import BASE, ManifestFile, read_input
 from pipeline_ops.contract.request import Request
 from pipeline_ops.errors import DataError
 from pipeline_ops.job.local_inputs import fetch_input
 from pipeline_ops.job.workspace import ArtifactDraft
 from pipeline_ops.raw_data.raw_file import format_digest
-from pipeline_ops.storage.local_files import write_atomically
 from pipeline_ops.storage.read_errors import make_read_error
 
 MAX_GENERATIONS = 8
@@ -205,6 +205,8 @@ class PreviousDataset(BaseDataset):
     folder: Path
     files: Sequence[ManifestFile]
     image_shape: tuple[int, int, int]
+    labels: Mapping[str, Mapping[str, int]]
+    """Its examples, or boxes, by split and class."""
 
 
 def read_previous_dataset(request: Request) -> PreviousDataset | None:
@@ -223,6 +225,7 @@ def read_previous_dataset(request: Request) -> PreviousDataset | None:
         folder,
         manifest.files,
         figures.image_shape,
+        figures.labels,
     )
 
 
@@ -300,16 +303,25 @@ def _make_entry(
     return found._replace(perceptual_hash=hashes.get(digest, ""))
 
 
-def write_record_lengths(
-    folder: Path,
-    built: Iterable[ShardSummary],
-    kept: Iterable[str],
-    previous: PreviousDataset | None,
-) -> None:
-    """Writes the lengths of the shards that were built or kept. An old data set has none."""
+def count_changes(
+    entries: Iterable[IndexEntry], previous: PreviousDataset | None
+) -> dict[str, int | None]:
+    """The figures `came` and `left`: by content, so that a renamed image does neither."""
+    if previous is None:
+        return {"came": None, "left": None}
+    ours, theirs = (
+        Counter(entry.content for entry in each if entry.num_examples)
+        for each in (entries, previous.entries.values())
+    )
+    return {"came": (ours - theirs).total(), "left": (theirs - ours).total()}
+
+
+def collect_record_lengths(
+    built: Iterable[ShardSummary], kept: Iterable[str], previous: PreviousDataset | None
+) -> dict[str, Sequence[int]]:
+    """The lengths of the shards that were built or kept. An old data set has none."""
     lengths: dict[str, Sequence[int]] = {}
     if previous and (file := previous.folder / dataset.RECORD_LENGTHS).exists():
         known = dataset.parse_record_lengths(file.read_bytes(), str(file))
         lengths = {path: known[path] for path in kept if path in known}
-    lengths |= {summary.name: summary.lengths for summary in built}
-    write_atomically(folder / dataset.RECORD_LENGTHS, dataset.format_record_lengths(lengths))
+    return lengths | {summary.name: summary.lengths for summary in built}

@@ -29,9 +29,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from beam_jobs.planning.plan import Record, hash_key, shuffle
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.config.preprocess import Split
-from pipeline_ops.contract.dataset import SPLITS
+from pipeline_ops.contract.dataset import SPLITS, RejectedRecord
 from pipeline_ops.errors import DataError
 
 

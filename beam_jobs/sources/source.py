@@ -31,8 +31,8 @@ from beam_jobs.io.raw import Raw, read_raw
 from beam_jobs.planning.plan import Record
 from beam_jobs.stages.boxes import FRACTIONS, check_box
 from beam_jobs.stages.stage import Box, BoxFrame, Names, Reject, parameters
-from beam_jobs.statistics.summary import RejectedRecord
 from pipeline_ops.config.sources import BoxOptions
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.raw_data.limits import (
     MAX_ANNOTATION_BYTES,

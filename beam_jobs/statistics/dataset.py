@@ -24,7 +24,7 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.statistics.summary import Measurements, ShardSummary, merge_measurements
 from pipeline_ops.config.preprocess import Drift, SchemaChange
 from pipeline_ops.contract import remarks
-from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures, Distance
 from pipeline_ops.contract.features import FEATURES, LABELS, align_labels, compare_histograms
 from pipeline_ops.storage.parsing import JsonModel
 
@@ -54,16 +54,6 @@ class Violation(JsonModel, frozen=True):
     rule: str
     text: str
     fails: bool
-
-
-class Distance(JsonModel, frozen=True):
-    """The distance of one feature, or of the classes (`labels`)."""
-
-    feature: str
-    jensen_shannon: float
-    l_infinity: float
-    is_above: bool
-    """True if one of the two distances is above its threshold."""
 
 
 class SplitStatistics(Measurements, frozen=True):
@@ -131,11 +121,15 @@ def collect_statistics(
 
 
 def add_remarks(
-    figures: DatasetFigures, statistics: DatasetStatistics, by_split: Mapping[str, Sequence[Record]]
+    figures: DatasetFigures,
+    statistics: DatasetStatistics,
+    by_split: Mapping[str, Sequence[Record]],
+    labels_before: Mapping[str, Mapping[str, int]] | None = None,
 ) -> DatasetFigures:
     """Adds the largest numbers of boxes of an example and of a raw image, and the warnings.
 
-    They are sentences about unbalanced splits, crowds, similar names, and very many boxes.
+    They are sentences about unbalanced splits, classes without an example in a split or with far
+    fewer than before, crowds, similar names, and very many boxes.
     """
     histogram = statistics.merge_splits().features.get("boxes_per_image")
     records = (record for records in by_split.values() for record in records)
@@ -150,6 +144,8 @@ def add_remarks(
     }
     found = describe_imbalance(figures.labels)
     found += remarks.describe_unlearned(figures.labels, figures.class_names)
+    found += remarks.describe_untested(figures.labels, figures.class_names)
+    found += remarks.describe_losses(figures.labels, labels_before or {})
     found += remarks.describe_counts(figures.labels, boxes)
     found += remarks.describe_most_boxes("An image", figures.most_boxes_to_answer)
     return figures.model_copy(update={"warnings": [f"{sentence}." for sentence in found]})

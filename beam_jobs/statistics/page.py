@@ -10,26 +10,24 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
-from PIL import Image, ImageFile
 
 from beam_jobs.statistics.dataset import DataSchema, DatasetStatistics
+from beam_jobs.statistics.pictures import SMALL_SIDE, ExamplePictures, read_small
 from beam_jobs.statistics.summary import CONFLICTING, DUPLICATE, NO_BOXES, NO_LABEL, BadRecord
 from pipeline_ops.contract.dataset import SPLITS, DatasetFigures
-from pipeline_ops.contract.features import FEATURES, LABELS, Histogram
-from pipeline_ops.contract.remarks import describe_empty_images
+from pipeline_ops.contract.features import FEATURES, Histogram, get_title
+from pipeline_ops.contract.remarks import describe_empty_images, describe_moves
 from pipeline_ops.pages.charts import draw_binned_histogram, draw_distance, format_number
 from pipeline_ops.pages.page import render_page
 
 _MAX_CLASSES = 100
-_THUMBNAIL = (112, 112)
-_MAX_THUMBNAIL_PIXELS = 40e6
-"""A larger image is not decoded, because it may be a decompression bomb."""
-_THUMBNAIL_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+_THUMBNAIL_SIDE = 112
 _GROUPS = {
     "raw": "Raw files, as they were decoded",
     "example": "Examples, as they are stored",
@@ -39,7 +37,7 @@ _GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class PageData:
-    """All data that the page shows, of the quarantine only the first records."""
+    """All data that the page shows, of the quarantine some records of each reason."""
 
     pipeline: str
     figures: DatasetFigures
@@ -47,6 +45,9 @@ class PageData:
     schema: DataSchema
     quarantine: Sequence[BadRecord]
     reference: DatasetStatistics | None = None
+    labels_before: Mapping[str, Mapping[str, int]] | None = None
+    """The examples, or boxes, of the previous data set, by split and class."""
+    pictures: ExamplePictures | None = None
     refusal: str = ""
     """Why the data were refused, in one line. Empty for a data set."""
 
@@ -65,6 +66,7 @@ def render(data: PageData) -> str:
     by_count = sorted(boxes_by_class, key=lambda item: (-item[1]["box_area"].count, item[0]))
     labels = [figures.labels[split] for split in SPLITS]
     counts = {name: [each.get(name, 0) for each in labels] for name in figures.class_names}
+    before = None if data.labels_before is None else count_classes(data.labels_before)
     return render_page(
         here / "data.html",
         [here / "data.css"],
@@ -72,14 +74,18 @@ def render(data: PageData) -> str:
         splits=SPLITS,
         features=FEATURES,
         number=format_number,
-        title=_get_title,
+        title=get_title,
         draw_distance=draw_distance,
         total=sum(figures.num_examples.values()),
         findings=findings,
         num_equal_rejected=data.num_equal_rejected,
         is_fine=all(is_good for is_good, _ in findings),
         classes=sorted(counts.items(), key=lambda row: (-sum(row[1]), row[0]))[:_MAX_CLASSES],
-        largest_class=max(1, *map(sum, counts.values())),
+        largest_class=max(1, *map(sum, counts.values()), *(before or {}).values()),
+        before=before,
+        small_side=SMALL_SIDE,
+        describe_moves=describe_moves,
+        shown_rejects=_group_by_reason(data.quarantine),
         num_hidden_classes=max(0, len(counts) - _MAX_CLASSES),
         groups=_build_chart_groups(data),
         by_split={
@@ -90,6 +96,18 @@ def render(data: PageData) -> str:
         boxes_by_class=by_count[:_MAX_CLASSES],
         make_thumbnail=make_thumbnail,
     )
+
+
+def _group_by_reason(quarantine: Sequence[BadRecord]) -> dict[str, list[BadRecord]]:
+    found = defaultdict[str, list[BadRecord]](list)
+    for bad in quarantine:
+        found[bad.rejected.reason].append(bad)
+    return found
+
+
+def count_classes(labels: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    """The examples, or boxes, of all splits by class."""
+    return sum(map(Counter, labels.values()), Counter[str]())
 
 
 def _list_findings(data: PageData) -> Iterator[tuple[bool, str]]:
@@ -141,7 +159,7 @@ def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
         yield False, f"Not as in {reference}: {violation.text}{allowed}."
     if not comparison.schema_violations:
         yield True, f"The schema is that of {reference}."
-    drifted = [_get_title(distance.feature) for distance in comparison.drift if distance.is_above]
+    drifted = [get_title(distance.feature) for distance in comparison.drift if distance.is_above]
     if drifted:
         yield False, f"Drifted from {reference}: {', '.join(drifted)}."
     elif comparison.drift:  # empty if there is no training example
@@ -150,10 +168,6 @@ def _list_comparison_findings(data: PageData) -> Iterator[tuple[bool, str]]:
 
 def describe_reference(reference: str) -> str:
     return "the champion's data" if reference == "champion_data" else "the previous data set"
-
-
-def _get_title(feature: str) -> str:
-    return "Classes" if feature == LABELS else FEATURES[feature].title
 
 
 def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, Markup | None]]]:
@@ -172,22 +186,18 @@ def _build_chart_groups(data: PageData) -> dict[str, list[tuple[str, Histogram, 
     return groups
 
 
-def make_thumbnail(content: bytes) -> str | None:
-    """A small PNG as a data URI, of a truncated file its beginning, or None."""
-    Image.MAX_IMAGE_PIXELS = None  # its limit only warns at first, and ours is below
-    # Pillow has this setting for the whole process only, so it is reset at once.
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
-    try:
-        with Image.open(io.BytesIO(content), formats=_THUMBNAIL_FORMATS) as picture:
-            if picture.width * picture.height > _MAX_THUMBNAIL_PIXELS:
-                return None
-            picture.draft("RGB", _THUMBNAIL)  # decodes a JPEG at a reduced size
-            small = picture.convert("RGB")
-        small.thumbnail(_THUMBNAIL)
-        output = io.BytesIO()
-        small.save(output, "PNG")
-    except (OSError, ValueError, SyntaxError, TypeError, struct.error, MemoryError):
-        return None  # the errors of Pillow for broken files
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
-    return f"data:image/png;base64,{base64.b64encode(output.getvalue()).decode()}"
+class Thumbnail(NamedTuple):
+    """A picture as a data URI. `is_small`: its pixels are drawn as squares."""
+
+    uri: str
+    is_small: bool
+
+
+def make_thumbnail(content: bytes) -> Thumbnail | None:
+    """A small PNG, of a truncated file its beginning, or None."""
+    if (picture := read_small(content, _THUMBNAIL_SIDE)) is None:
+        return None
+    output = io.BytesIO()
+    picture.save(output, "PNG")
+    uri = f"data:image/png;base64,{base64.b64encode(output.getvalue()).decode()}"
+    return Thumbnail(uri, max(picture.size) <= SMALL_SIDE)

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from beam_jobs.stages.stage import Example
 from pipeline_ops.config.model_catalogue import Task
-from pipeline_ops.contract.dataset import SPLITS, DatasetFigures, IndexEntry
+from pipeline_ops.contract.dataset import SPLITS, DatasetFigures, IndexEntry, RejectedRecord
 from pipeline_ops.contract.features import CHANNELS, FEATURES, Histogram, merge_histograms
 from pipeline_ops.contract.manifest import ManifestFile
 from pipeline_ops.errors import DataError
@@ -218,17 +218,6 @@ def _merge_features(parts: list[Mapping[str, Histogram]]) -> dict[str, Histogram
         for name in FEATURES
         if (found := [part[name] for part in parts if name in part])
     }
-
-
-class RejectedRecord(BaseModel, frozen=True):
-    """A rejected record: the stage, the reason for counting, and the detail for a person."""
-
-    key: str
-    stage: str
-    reason: str
-    detail: str = ""
-    file: str = ""
-    """The quarantine file that holds the bytes of the record."""
 
 
 class BadRecord(NamedTuple):

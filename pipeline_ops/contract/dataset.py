@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, model_validator
 
 from pipeline_ops.config.model_catalogue import Task
+from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.contract.manifest import Manifest, ManifestFile
 from pipeline_ops.errors import DataError
 from pipeline_ops.storage.checksums import compute_digest
@@ -33,11 +34,9 @@ from pipeline_ops.storage.read_errors import make_read_error
 
 SPLITS = ("train", "validation", "test")
 QUARANTINE = "quarantine.jsonl"
-"""One line per rejected record: {"key", "stage", "reason", "detail", "file"}.
-
-`file` is the quarantine file with its bytes. Removed copies of images, boxes, and records whose
-file is missing have none.
-"""
+"""One RejectedRecord per line."""
+REFUSED = "rejected.jsonl"
+"""The same in the folder of an attempt that has refused the data for too many bad records."""
 INDEX = "index.jsonl.gz"
 """One JSON list per record of the source, an IndexEntry, sorted by key.
 
@@ -129,6 +128,34 @@ SCHEMA = "schema.json"
 DATA_PAGE = "data.html"
 
 
+class RejectedRecord(JsonModel):
+    """A rejected record: the stage, the reason for counting, and the detail for a person."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    stage: str
+    reason: str
+    detail: str = ""
+    file: str = ""
+    """The quarantine file that holds the bytes of the record.
+
+    Removed copies of images, boxes, and records whose file is missing have none.
+    """
+
+
+class Distance(JsonModel):
+    """The distance of one feature, or of the classes (`labels`), from the reference."""
+
+    model_config = ConfigDict(frozen=True)
+
+    feature: str
+    jensen_shannon: float
+    l_infinity: float
+    is_above: bool
+    """True if one of the two distances is above its threshold."""
+
+
 class StageFigures(JsonModel):
     """A stage of the data set, and how a model that is trained on it applies the stage.
 
@@ -179,6 +206,16 @@ class DatasetFigures(JsonModel):
     removed: dict[str, list[int]] = {}
     warnings: list[str] = []
     """Sentences about what the examples lack or have too much of, such as unbalanced splits."""
+    came: int | None = Field(None, ge=0)
+    """The images with an example here whose content has none in the previous data set.
+
+    None if there is no previous one that was made by the same stages.
+    """
+    left: int | None = Field(None, ge=0)
+    """The images with an example in the previous data set whose content has none here."""
+    drift: list[Distance] = []
+    """The distances from the reference, the largest first. Empty without a reference."""
+    drift_limits: Drift | None = None
     most_boxes: int = 0
     """The largest number of boxes in an example."""
     most_raw_boxes: int = 0

@@ -159,3 +159,10 @@ def l_infinity(p: Sequence[float], q: Sequence[float]) -> float:
 def _normalize(counts: Sequence[float]) -> list[float]:
     total = sum(counts)
     return [count / total for count in counts]
+
+
+def get_title(feature: str) -> str:
+    """The title of a feature or of the classes on pages. An unknown feature has its name."""
+    if feature == LABELS:
+        return "Classes"
+    return FEATURES[feature].title if feature in FEATURES else feature

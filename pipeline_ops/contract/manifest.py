@@ -46,6 +46,8 @@ RAW_FILES = "raw files"
 """The raw files of a data set, in the fingerprint only."""
 REFERENCES = ("champion_data", "previous_data")
 """The data set that a new one is compared with. A preprocess job has at most one of them."""
+REFERENCE_DIGESTS = SCHEMA_DIGEST, STATISTICS_DIGEST = "reference schema", "reference statistics"
+"""What of the reference is in the fingerprint: all that may make the job refuse the data."""
 WARM_START = "warm_start"
 """The initial weights of a training."""
 

@@ -272,8 +272,11 @@ def _describe_champion(figures: EvaluationFigures | None) -> str:
 
 
 def _shorten(message: str, root: str) -> str:
-    """Returns the first line of a message without the path of the root, with a full stop."""
-    line = (message.strip() or "no message").splitlines()[0]
+    """Returns the first line of a message without the path of the root, with a full stop.
+
+    A colon at its end announces lines that are left out.
+    """
+    line = (message.strip() or "no message").splitlines()[0].removesuffix(":")
     text = line.replace(f"{root}/", "") if root else line
     if len(text) > _MAX_MESSAGE:
         text = text[: _MAX_MESSAGE - 1].rstrip() + "…"

@@ -57,6 +57,52 @@ def describe_unlearned(
     ]
 
 
+def describe_untested(
+    labels: Mapping[str, Mapping[str, int]], class_names: Sequence[str]
+) -> list[str]:
+    """Names the learned classes without a test example. `labels` are as for `describe_counts`."""
+    missing = [
+        name for name in class_names if labels["train"].get(name) and not labels["test"].get(name)
+    ]
+    if not missing or not sum(labels["test"].values()):
+        return []
+    named, number = ", ".join(missing[:_MAX_NAMED]), len(missing)
+    more = f" and {number - _MAX_NAMED} more classes" if number > _MAX_NAMED else ""
+    return [f"No test example of {named}{more}, so no figure says how well the model finds it"]
+
+
+_LOSS, _MIN_LOST = 0.5, 10
+
+
+def describe_losses(
+    labels: Mapping[str, Mapping[str, int]], before: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """Names the classes that have lost half of their examples, and ten or more of them.
+
+    `labels` and `before` are as for `describe_counts`, of a data set and the previous one.
+    """
+    ours, theirs = (sum(map(Counter, each.values()), Counter[str]()) for each in (labels, before))
+    lost = sorted(
+        (ours[name] / count, name)
+        for name, count in theirs.items()
+        if count - ours[name] >= max(_MIN_LOST, _LOSS * count)
+    )
+    sentences = [
+        f"Class {name} has lost {1 - share:.0%} since the previous data set: {theirs[name]:,} "
+        f"before, {ours[name]:,} now"
+        for share, name in lost[:_MAX_NAMED]
+    ]
+    more = [f"{len(lost) - _MAX_NAMED} more classes have lost half or more"]
+    return sentences + more * (len(lost) > _MAX_NAMED)
+
+
+def describe_moves(came: int, left: int) -> str:
+    """Says how many images came and left since the previous data set."""
+    if not came and not left:
+        return "no image came or left"
+    return f"{came:,} image{'' if came == 1 else 's'} came, {left:,} left"
+
+
 def describe_doubles(doubles: Mapping[str, int], boxes: Mapping[str, int]) -> list[str]:
     """`doubles` are boxes by split that nearly equal another one of their class and image."""
     if not sum(doubles.values()):

@@ -67,14 +67,26 @@ class RunSummary(JsonModel):
     """The version in service at the evaluation."""
     num_examples: dict[str, int] = {}
     num_rejected: int = 0
+    num_came: int | None = None
+    """The images that came since the previous data set. None if it is unknown, or if the run made
+    no data set."""
+    num_left: int | None = None
     tasks: dict[str, TaskSummary] = {}
     values: dict[str, Any] = {}
     """What the run has set by its conf, by key."""
+
+    @property
+    def moves(self) -> str:
+        """The images that came and left, as `▲50 ▼12`, or "" if none did."""
+        came, left = self.num_came or 0, self.num_left or 0
+        return f"▲{came:,} ▼{left:,}" if came or left else ""
 
 
 def summarize(facts: RunFacts, run_id: str, **about: Any) -> RunSummary:
     """Summarizes a run that has ended now. `about` are fields that Airflow knows."""
     evaluation, model, dataset = facts.evaluation, facts.model, facts.dataset
+    preprocessed = facts.records.get("preprocess")
+    made = dataset if preprocessed and not preprocessed.cached else None
     return RunSummary(
         run_id=run_id,
         outcome=describe_outcome(facts),
@@ -84,6 +96,8 @@ def summarize(facts: RunFacts, run_id: str, **about: Any) -> RunSummary:
         champion=evaluation.champion_version if evaluation else None,
         num_examples=dataset.num_examples if dataset else {},
         num_rejected=dataset.num_rejected if dataset else 0,
+        num_came=made.came if made else None,
+        num_left=made.left if made else None,
         tasks={
             task: TaskSummary(
                 state=record.state,

@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -39,6 +40,9 @@ from pipeline_ops.contract.dataset import (
 from pipeline_ops.contract.fingerprint import Fingerprint
 from pipeline_ops.contract.layout import find_input
 from pipeline_ops.contract.manifest import (
+    BASE,
+    RAW_FILES,
+    REFERENCE_DIGESTS,
     Input,
     Manifest,
     ManifestFile,
@@ -46,6 +50,7 @@ from pipeline_ops.contract.manifest import (
     read_input,
     read_manifest,
 )
+from pipeline_ops.contract.remarks import describe_moves
 from pipeline_ops.contract.request import Request
 from pipeline_ops.contract.results import (
     LAST_EVALUATION,
@@ -68,7 +73,7 @@ _SAVED_MODEL_PARTS = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 """The parts of a SavedModel. A version's folder may hold other formats next to them."""
 _NUM_WARMUP_CALLS, _NUM_TIMED_CALLS, _MAX_TIMED_IMAGES = 5, 50, 50
 _MAX_LINE = 200
-_MAX_NAMED_LEAKS = 3
+_MAX_NAMED_LEAKS, _MAX_NAMED_CLASSES = 3, 3
 Changes = dict[str, list[str]]
 """The changes since an older run: lines for each job."""
 FiguresT = TypeVar("FiguresT", bound=BaseModel)
@@ -271,7 +276,7 @@ def trace_lineage(request: Request, inputs: Inputs) -> Lineage:
             origins.append((name, location, artifact.manifest))
     since_champion, since_last_run, last_metrics = None, None, dict[str, float]()
     if inputs.champion:
-        with contextlib.suppress(DataError, KeyError):
+        with contextlib.suppress(DataError, KeyError, ValueError):
             since_champion = _find_changes(request, inputs, inputs.champion.manifest)
     if last := request.inputs.get(LAST_EVALUATION):
         with contextlib.suppress(DataError, KeyError, ValueError):
@@ -293,7 +298,7 @@ def _find_changes(request: Request, inputs: Inputs, older: Manifest) -> Changes:
     training, entry = _trace_training(older, open_root(request.root))
     dataset = read_manifest(open_path(entry.uri))
     return {
-        "preprocess": describe_changes(inputs.dataset.manifest.fingerprint, dataset.fingerprint),
+        "preprocess": describe_data_changes(inputs.dataset.manifest, dataset),
         "train": describe_changes(inputs.challenger.manifest.fingerprint, training.fingerprint),
     }
 
@@ -313,6 +318,47 @@ def describe_changes(newer: Fingerprint, older: Fingerprint) -> list[str]:
         line if len(line) <= _MAX_LINE else f"{line.partition(':')[0]} changed"
         for line in newer.describe_changes_since(older)
     ]
+
+
+def describe_data_changes(newer: Manifest, older: Manifest) -> list[str]:
+    """Returns the differences of two data sets as lines: of the images in words, then the config.
+
+    Inputs that say only what a data set was compared with or built upon are no change of it.
+    """
+    ours, theirs = newer.fingerprint, older.fingerprint
+    is_same = ours.inputs.get(RAW_FILES) == theirs.inputs.get(RAW_FILES)
+    images = [] if is_same else [_describe_images(newer, older)]
+    hidden = (RAW_FILES, BASE, *REFERENCE_DIGESTS)
+    return images + describe_changes(ours.without_inputs(*hidden), theirs.without_inputs(*hidden))
+
+
+def _describe_images(newer: Manifest, older: Manifest) -> str:
+    """Says what came and left if one was built upon the other, or else the numbers of both."""
+    ours, theirs = (DatasetFigures.model_validate(each.figures) for each in (newer, older))
+    base = newer.inputs.get(BASE)
+    if base and base.digest == older.digest and ours.came is not None and ours.left is not None:
+        text = describe_moves(ours.came, ours.left)
+    else:
+        before, after = (sum(each.num_examples.values()) for each in (theirs, ours))
+        text = f"other images: {before:,} examples before, {after:,} now"
+    return text + _describe_classes(ours, theirs)
+
+
+def _describe_classes(ours: DatasetFigures, theirs: DatasetFigures) -> str:
+    """The classes whose counts changed most, by the ratio, in brackets."""
+    after, before = (
+        sum(map(Counter, each.labels.values()), Counter[str]()) for each in (ours, theirs)
+    )
+    changed = sorted(
+        (min(before[name], after[name]) / max(before[name], after[name]), name)
+        for name in before.keys() | after.keys()
+        if before[name] != after[name]
+    )
+    named = [
+        f"class {name}: {before[name]:,} \N{RIGHTWARDS ARROW} {after[name]:,}"
+        for _, name in changed[:_MAX_NAMED_CLASSES]
+    ]
+    return f" ({', '.join(named)})" if named else ""
 
 
 class Leaks(NamedTuple):

@@ -34,7 +34,10 @@ from pipeline_ops.contract.fingerprint import Fingerprint
 from pipeline_ops.contract.layout import Layout, find_input, iterate_manifests
 from pipeline_ops.contract.manifest import (
     BASE,
+    REFERENCE_DIGESTS,
     REFERENCES,
+    SCHEMA_DIGEST,
+    STATISTICS_DIGEST,
     WARM_START,
     Input,
     Manifest,
@@ -80,9 +83,6 @@ def _keep_shard_keys(fingerprint: Fingerprint) -> Fingerprint:
     return fingerprint.model_copy(update={"inputs": {}, "config": config})
 
 
-_SCHEMA_DIGEST, _STATISTICS_DIGEST = "reference schema", "reference statistics"
-
-
 def find_reference(
     config: PipelineConfig, layout: Layout, fingerprint: Fingerprint
 ) -> tuple[dict[str, Input], dict[str, str]]:
@@ -101,13 +101,13 @@ def find_reference(
     digests = {}
     if _without_reference(manifest) == fingerprint:
         inputs = {key: entry for key, entry in manifest.inputs.items() if key in REFERENCES}
-        for key in manifest.fingerprint.inputs.keys() & {_SCHEMA_DIGEST, _STATISTICS_DIGEST}:
+        for key in manifest.fingerprint.inputs.keys() & {*REFERENCE_DIGESTS}:
             digests[key] = manifest.fingerprint.inputs[key]
         return inputs, digests
     if not set(get_args(SchemaChange)) <= set(config.preprocess.allowed_changes):
-        digests[_SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
+        digests[SCHEMA_DIGEST] = compute_digest(manifest.get_file(SCHEMA).identity)
     if config.preprocess.drift.action == "fail":
-        digests[_STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)
+        digests[STATISTICS_DIGEST] = compute_digest(manifest.get_file(STATISTICS).identity)
     return {name: Input(uri=uri, digest=manifest.digest)}, digests
 
 
@@ -165,7 +165,7 @@ def _is_described(path: StorePath, manifest: Manifest) -> bool:
 
 
 def _without_reference(manifest: Manifest) -> Fingerprint:
-    return manifest.fingerprint.without_inputs(_SCHEMA_DIGEST, _STATISTICS_DIGEST, BASE)
+    return manifest.fingerprint.without_inputs(*REFERENCE_DIGESTS, BASE)
 
 
 _MAX_LISTED = 8

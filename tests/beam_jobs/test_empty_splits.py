@@ -6,9 +6,9 @@ import pytest
 
 from beam_jobs.planning.plan import Record
 from beam_jobs.planning.splits import explain_from_plan, explain_from_shards, split_records
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary
+from beam_jobs.statistics.summary import ShardSummary
 from pipeline_ops.config.preprocess import Split
-from pipeline_ops.contract.dataset import SPLITS
+from pipeline_ops.contract.dataset import SPLITS, RejectedRecord
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
 

@@ -19,8 +19,9 @@ from beam_jobs.exchange import (
 from beam_jobs.io.raw import PackedImage
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.stages.stage import Box, BoxFrame
-from beam_jobs.statistics.summary import PlanSummary, RejectedRecord
+from beam_jobs.statistics.summary import PlanSummary
 from beam_jobs.worker import PlanWorker
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.open_store import open_root

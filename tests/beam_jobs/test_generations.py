@@ -94,11 +94,22 @@ def test_only_changed_files_are_processed_and_shards_that_stay_are_not_written_a
     assert sorted(keys) == sorted(wanted)
 
 
+ABOUT_OTHERS = {
+    "generation",
+    "removed",
+    "seconds_by_stage",
+    "came",
+    "left",
+    "drift",
+    "drift_limits",
+}
+
+
 def said_of(outcome) -> tuple:
-    """All that a data set says about itself, but what is about its generations,
-    the time and its reference."""
+    """All that a data set says about itself, but what is about its generations, the time, and
+    other data sets."""
     return (
-        figures(outcome).model_dump(exclude={"generation", "removed", "seconds_by_stage"}),
+        figures(outcome).model_dump(exclude=ABOUT_OTHERS),
         described(outcome),
         outcome.contents["schema.json"],
         [line | {"file": bool(line["file"])} for line in outcome.quarantine],
@@ -526,3 +537,51 @@ def test_a_second_run_on_the_same_change_waits_while_the_first_one_works(
     large_animals.check_that_a_second_run_waits(grown, half_way)
     assert half_way.wait(240) == 0
     assert grown.manifest.exists()
+
+
+def moves(outcome) -> tuple:
+    return figures(outcome).came, figures(outcome).left
+
+
+def test_the_first_data_set_says_nothing_of_what_came_and_left(animals):
+    assert moves(animals.make()) == (None, None)
+
+
+@pytest.mark.parametrize("max_fraction", [0.5, 0.0], ids=["a generation", "a rebuild"])
+def test_what_came_and_left_is_counted_by_content(animals, encode, max_fraction):
+    animals.make(incremental__max_fraction=max_fraction)
+    for number in range(5):
+        animals.add(f"cat/new{number}.png", encode(seed=500 + number))
+    for file in sorted((animals.raw / "dog").iterdir())[:3]:
+        file.unlink()
+    renamed = animals.raw / "dog" / "058.png"
+    renamed.rename(renamed.with_name("renamed.png"))
+    (animals.raw / "cat" / "001.png").write_bytes(encode(seed=600))
+    animals.add("cat/broken.png", b"no image")
+    outcome = animals.make(incremental__max_fraction=max_fraction, rejects={"max_count": 1})
+    assert moves(outcome) == (6, 4)  # one image was replaced
+    page = (outcome.artifact / "data.html").read_text()
+    assert "6 images came, 4 left since the previous data set." in page
+    assert figures(outcome).generation == (2 if max_fraction else 1)
+
+
+def test_a_class_that_has_lost_half_is_a_warning_and_its_count_before_is_on_the_page(animals):
+    animals.make()
+    for file in sorted((animals.raw / "dog").iterdir())[:18]:
+        file.unlink()
+    outcome = animals.make()
+    sentence = "Class dog has lost 60% since the previous data set: 30 before, 12 now."
+    assert sentence in figures(outcome).warnings
+    page = (outcome.artifact / "data.html").read_text()
+    assert sentence in page and 'class="before"' in page
+    assert '<td class="n"><b>12</b></td><td class="n soft">30</td>' in page
+
+
+def test_the_drift_is_in_the_figures(animals):
+    assert figures(animals.make()).drift == []
+    for file in sorted((animals.raw / "dog").iterdir())[:18]:
+        file.unlink()
+    found = figures(animals.make(drift__max_js_distance=0.05))
+    distances = {one.feature: one for one in found.drift}
+    assert distances["labels"].is_above and distances["labels"].jensen_shannon > 0.05
+    assert found.drift_limits.max_js_distance == 0.05

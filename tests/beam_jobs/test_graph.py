@@ -18,9 +18,10 @@ from beam_jobs.output.raw_test import RawTestQuota
 from beam_jobs.output.shard import ShardBuildSpec
 from beam_jobs.planning.plan import Record, ShardPlan
 from beam_jobs.statistics.dataset import collect_statistics, find_duplicates
-from beam_jobs.statistics.summary import RejectedRecord, ShardSummary, compute_figures
+from beam_jobs.statistics.summary import ShardSummary, compute_figures
 from beam_jobs.worker import open_pool
 from pipeline_ops.config.preprocess import StageConfig
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.errors import MachineError
 from pipeline_ops.raw_data.local import list_raw_files
 from pipeline_ops.storage.open_store import open_root

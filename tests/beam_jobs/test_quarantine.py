@@ -18,8 +18,9 @@ from beam_jobs.planning.plan import Record
 from beam_jobs.sources.source import SourceRecords
 from beam_jobs.stages import bind_stages
 from beam_jobs.stages.stage import Box
-from beam_jobs.statistics.summary import BadRecord, RejectedRecord
+from beam_jobs.statistics.summary import BadRecord
 from pipeline_ops.config.preprocess import Rejects, StageConfig
+from pipeline_ops.contract.dataset import RejectedRecord
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.raw_data.raw_file import RawFile
 from pipeline_ops.storage.open_store import open_root

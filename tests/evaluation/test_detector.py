@@ -17,7 +17,6 @@ import pytest
 from airflow_ui import CHROMIUM
 from scenes import DIGIT_SCENES, scene_example
 
-from pipeline_ops.cli.main import main
 from pipeline_ops.config.export import Export
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.dataset import list_shard_paths
@@ -32,7 +31,6 @@ from pipeline_ops.contract.results import (
     EvaluationFigures,
     ModelFigures,
 )
-from pipeline_ops.contract.task_record import TaskRecord, write_record
 from pipeline_ops.planning.job_kinds import KINDS
 from pipeline_ops.planning.plan import plan_job
 from pipeline_ops.storage.open_store import open_root
@@ -269,20 +267,6 @@ def test_the_page_draws_truth_and_answer_on_the_same_picture(chain):
     assert page.count('class="framed"') == 24
     assert "truth-box" in page and "missed" in page
     assert "<script" not in page and "mAP@0.5" in page
-
-
-def test_two_runs_of_a_detector_are_compared_by_its_figures(chain, tmp_path, capsys):
-    run = tmp_path / "run-1"
-    for job in ("preprocess", "train", "evaluate"):
-        write_record(
-            open_root(run) / f"{job}.json",
-            TaskRecord(state="success", manifest=str(chain[job] / NAME)),
-        )
-    assert main(["compare", str(run), str(run), "--output", str(tmp_path / "page.html")]) == 0
-    assert (
-        "map 50" in capsys.readouterr().out.lower()
-        and "mAP@0.5 on" in (tmp_path / "page.html").read_text()
-    )
 
 
 @pytest.mark.skipif(

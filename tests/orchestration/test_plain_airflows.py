@@ -84,6 +84,7 @@ def test_the_pages_answer(airflow, finished):
     assert [(view["name"], view["destination"]) for view in ours["external_views"]] == [
         ("Outcomes", "dag"),
         ("Model", "dag"),
+        ("Data", "dag"),
         ("Progress", "dag_run"),
         ("Report", "dag_run"),
         ("Progress", "task_instance"),

@@ -20,7 +20,12 @@ from publishers import make_model_figures
 
 from pipeline_ops.cli.embedded_airflow import make_bundle
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
-from pipeline_ops.contract.dataset import DATA_PAGE, build_shard_name
+from pipeline_ops.contract.dataset import (
+    DATA_PAGE,
+    QUARANTINE,
+    RejectedRecord,
+    build_shard_name,
+)
 from pipeline_ops.contract.layout import Attempt, Layout
 from pipeline_ops.contract.manifest import Input, Maker, list_files, write_manifest
 from pipeline_ops.contract.progress import ProgressEvent, ProgressWriter
@@ -176,9 +181,9 @@ class RunWriter:
                 writer.forward(event)
         return attempt
 
-    def record(self, task: str, **values) -> None:
+    def record(self, task: str, run_id: str = RUN, **values) -> None:
         record = TaskRecord(**{"state": "success"} | values)
-        write_record(self.layout.task_record(RUN, task), record)
+        write_record(self.layout.task_record(run_id, task), record)
 
     def artifact(
         self,
@@ -205,7 +210,12 @@ class RunWriter:
             "num_rejected": 2,
             "rejected_by_reason": {"not an image": 2},
         }
-        files = {DATA_PAGE: "<h1>Data</h1>"}
+        rejected = [
+            RejectedRecord(key=f"{name}.png", stage="decode", reason="not an image")
+            for name in ("a", "b")
+        ]
+        lines = "".join(f"{record.model_dump_json()}\n" for record in rejected)
+        files = {DATA_PAGE: "<h1>Data</h1>", QUARANTINE: lines}
         for split in ("train", "validation", "test"):
             files |= {build_shard_name(split, index, 2): "bytes" for index in range(2)}
         self.artifact("preprocess", files, values | figures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from http.cookies import SimpleCookie
 from pathlib import Path
 
 from airflow_ui import CHROMIUM, PICTURES
@@ -30,6 +31,8 @@ def open_browser(viewer) -> Iterator:
     from playwright.sync_api import sync_playwright
 
     def answer(route):
+        for cookie in SimpleCookie(route.request.all_headers().get("cookie", "")).values():
+            viewer.cookies.set(cookie.key, cookie.value)
         found = viewer.get(route.request.url.removeprefix(_HOST))
         route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)
 

@@ -66,6 +66,7 @@ def format_runs(runs: Iterable[RunSummary]) -> Iterator[str]:
         ]
         if run.num_examples:
             parts.append(f"{sum(run.num_examples.values()):,} examples")
+        parts.append(run.moves)
         if run.num_rejected:
             parts.append(f"{run.num_rejected:,} rejected")
         parts += [f"{key}={value}" for key, value in run.values.items()]

@@ -8,7 +8,6 @@ are relative, so that the pages work behind a prefix and a reverse proxy.
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -17,16 +16,14 @@ from typing import Annotated, Literal
 from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
-from fastapi import Depends, FastAPI, Form, HTTPException, Query, Request, Response
+from fastapi import Cookie, Depends, FastAPI, Form, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-from pipeline_ops.contract.dataset import DATA_PAGE
-from pipeline_ops.contract.manifest import find_file
 from pipeline_ops.contract.outcome import Kind
 from pipeline_ops.contract.results import ANSWERS
 from pipeline_ops.contract.task_record import find_recorded_manifest, find_report
 from pipeline_ops.contract.thresholds import NUM_THRESHOLDS
-from pipeline_ops.errors import TrainyardError
+from pipeline_ops.errors import DataError, TrainyardError
 from pipeline_ops.orchestration.airflow_internals import (
     BaseUser,
     DagAccessEntity,
@@ -45,12 +42,25 @@ from pipeline_ops.orchestration.airflow_runs import (
     find_pipelines,
     find_run,
 )
+from pipeline_ops.orchestration.ui.data import (
+    find_data_page,
+    find_rejected,
+    format_rejected,
+    view_data,
+)
 from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.model_change import Action, plan_change
 from pipeline_ops.orchestration.ui.model_list import view_models
 from pipeline_ops.orchestration.ui.models import view_model
 from pipeline_ops.orchestration.ui.overlay import MAX_OVERLAID, view_overlay
-from pipeline_ops.orchestration.ui.pages import FILES, HEADERS, IN_PIPELINE, SANDBOX, render
+from pipeline_ops.orchestration.ui.pages import (
+    FILES,
+    FORCED_THEMES,
+    HEADERS,
+    IN_PIPELINE,
+    SANDBOX,
+    render,
+)
 from pipeline_ops.orchestration.ui.predictions import Shown, view_predictions
 from pipeline_ops.orchestration.ui.progress import view_tasks
 from pipeline_ops.orchestration.ui.runs import (
@@ -346,20 +356,26 @@ def show_report(
         head=view_head(run, session),
         page=page,
         available_pages=_list_pages(run),
+        has_rejected=page == "data" and find_rejected(run) is not None,
         query=urlencode({"run_id": run_id}),
     )
 
 
 @app.get("/pipelines/{dag_id}/report/content", dependencies=[CAN_READ_RUN])
 def show_report_content(
-    dag_id: str, run_id: str, session: SessionDep, page: _Page = "report"
+    dag_id: str,
+    run_id: str,
+    session: SessionDep,
+    page: _Page = "report",
+    trainyard_theme: Annotated[str, Cookie()] = "",
 ) -> HTMLResponse:
-    """Returns a page as the job has written it."""
+    """Returns a page as the job has written it, in the theme that `theme.js` has found."""
     run = find_run(dag_id, run_id, session)
     read = _find_page(run, page)
     if read is None:
         raise NotFound(f"The run {run_id} has no page {page}.")
-    return HTMLResponse(read(_MAX_PAGE_BYTES), headers={"Content-Security-Policy": SANDBOX})
+    content = read(_MAX_PAGE_BYTES) + FORCED_THEMES.get(trainyard_theme, b"")
+    return HTMLResponse(content, headers={"Content-Security-Policy": SANDBOX})
 
 
 def _list_pages(run: PipelineRun) -> list[str]:
@@ -441,12 +457,51 @@ def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
 
     if page == "report":
         file = find_report(read_task_manifest("evaluate"), read_task_manifest("export"))
-    elif dataset := read_task_manifest("preprocess"):
-        file = find_file(dataset, DATA_PAGE)
-    elif attempt := run.layout.newest_attempt(run.run_id, "preprocess"):
-        refused = attempt.folder / DATA_PAGE
-        _, end = refused.read_log_end(1)
-        return functools.partial(refused.read_log, 0) if end else None
     else:
-        return None
+        return find_data_page(run)
     return run.layout.locate(file).read if file else None
+
+
+# The data sets of a pipeline
+
+_DataTab = Literal["refused", "good", "history"]
+_MAX_LIST_BYTES = 64 << 20
+
+
+@app.get("/pipelines/{dag_id}/data", dependencies=[CAN_READ_RUN])
+def show_data(dag_id: str, session: SessionDep, tab: _DataTab | None = None) -> HTMLResponse:
+    """Shows the newest data set, newer data that were refused, or what the last ones had."""
+    view = view_data(dag_id, session)
+    runs = {"refused": view.refused, "good": view.good, "history": None}
+    available = [name for name in runs if runs[name] or (name == "history" and view.rows)]
+    shown = tab if tab in available else next(iter(available), "good")
+    run = runs[shown]
+    return render(
+        "data.html",
+        IN_PIPELINE,
+        dag_id=dag_id,
+        view=view,
+        tab=shown,
+        available=available,
+        run=run,
+        head=view_head(run, session) if run else None,
+        has_rejected=bool(run and find_rejected(run)),
+        query=urlencode({"run_id": run.run_id}) if run else "",
+    )
+
+
+@app.get("/pipelines/{dag_id}/report/rejected.csv", dependencies=[CAN_READ_RUN])
+def get_rejected(dag_id: str, run_id: str, session: SessionDep) -> Response:
+    """Returns the rejected records of a run as CSV, all or none of them."""
+    read = find_rejected(find_run(dag_id, run_id, session))
+    if read is None:
+        raise NotFound(f"The run {run_id} has no list of rejected records.")
+    content = read(_MAX_LIST_BYTES)
+    if len(content) >= _MAX_LIST_BYTES:
+        raise DataError(
+            f"The list of the rejected records of {run_id} has {_MAX_LIST_BYTES >> 20} MiB or "
+            "more. Read it in the storage."
+        )
+    text = format_rejected(content, f"the rejected records of {run_id}")
+    headers = {"Content-Disposition": 'attachment; filename="rejected.csv"'}
+    return Response(text, media_type="text/csv; charset=utf-8", headers=headers)

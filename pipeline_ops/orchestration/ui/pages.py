@@ -36,6 +36,12 @@ SANDBOX = (
 A report has an origin of its own, no script and no request, so it cannot use the session's cookie.
 """
 
+FORCED_THEMES: Mapping[str, bytes] = {
+    theme: f"<style>:root {{ color-scheme: {theme} !important }}</style>".encode()
+    for theme in ("light", "dark")
+}
+"""What the end of a job's page gets for each theme, because no script runs in it."""
+
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",

@@ -69,6 +69,12 @@ class TrainyardPlugin(AirflowPlugin):
             "url_route": "trainyard_model",
         },
         {
+            "name": "Data",
+            "href": f"{_RUN}/data",
+            "destination": "dag",
+            "url_route": "trainyard_data",
+        },
+        {
             "name": "Progress",
             "href": f"{_RUN}/progress?run_id={{RUN_ID}}",
             "destination": "dag_run",

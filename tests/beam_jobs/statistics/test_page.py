@@ -94,14 +94,43 @@ def decoded(uri: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".bmp", ".webp", ".gif"])
 def test_a_whole_image_becomes_a_small_png(encode, kind):
-    assert decoded(make_thumbnail(encode(300, 400, 3, kind=kind))).shape == (84, 112, 3)
+    assert decoded(make_thumbnail(encode(300, 400, 3, kind=kind)).uri).shape == (84, 112, 3)
 
 
 def test_of_a_truncated_image_the_part_that_is_there_is_shown(encode):
     whole = encode(64, 64, 3, kind=".jpg")
-    picture = decoded(make_thumbnail(whole[: len(whole) * 3 // 4]))
+    picture = decoded(make_thumbnail(whole[: len(whole) * 3 // 4]).uri)
     assert picture[:16].std() > 10
     assert picture[-4:].std() < 1
+
+
+def test_a_truncated_image_with_nothing_of_it_left_has_no_picture(encode):
+    whole = encode(64, 64, 3, kind=".png")
+    assert make_thumbnail(whole[:60]) is None
+    black = cv2.imencode(".png", np.zeros((64, 64), np.uint8))[1].tobytes()
+    assert not decoded(make_thumbnail(black).uri).any()  # a whole one that is black is shown
+
+
+@pytest.mark.parametrize(("side", "is_small"), [(64, True), (65, False)])
+def test_the_pixels_of_a_small_picture_are_drawn_as_squares(encode, side, is_small):
+    assert make_thumbnail(encode(side, side)).is_small == is_small
+
+
+def test_each_reason_of_the_quarantine_has_up_to_three_pictures(animals, encode):
+    whole = encode(64, 64, 3, seed=9, kind=".jpg")
+    for number in range(5):
+        animals.add(
+            f"cat/{number}-half.jpg", encode(64, 64, 3, seed=90 + number, kind=".jpg")[:900]
+        )
+    animals.add("dog/broken.png", b"no image")
+    animals.add("dog/whole.jpg", whole)
+    outcome = animals.run(rejects={"max_count": 6})
+    page = Page((outcome.artifact / "data.html").read_text())
+    text = "\n".join(page.text)
+    shown = [line for line in page.text if line.endswith("-half.jpg")]
+    assert len({*shown}) == 3
+    assert "dog/broken.png" in text and "cannot be shown" in text
+    assert len(outcome.quarantine) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run for the pages to show."""
+"""Runs for the pages to show."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pipeline_ops.orchestration.airflow_models import DagRun, TaskInstance, crea
 from pipeline_ops.orchestration.ui import runs
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
+NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
 _TASKS = ("preprocess", "train", "evaluate", "export")
 
 
@@ -84,9 +85,7 @@ def add_run(run_writer, set_states):
     added = []
 
     def add(kind: str, started: dt.datetime | None = None, *, leaves=True, note="", **fields):
-        started = started or dt.datetime.now(dt.UTC).replace(microsecond=0) - dt.timedelta(
-            hours=1 + len(added)
-        )
+        started = started or NOW - dt.timedelta(hours=1 + len(added))
         run_id = f"run-{len(added)}+{kind}"
         state = "failed" if kind in ("failed", "cancelled", "data_refused") else "success"
         with create_session() as session:

@@ -27,6 +27,8 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/thresholds": "thresholds",
     "GET /pipelines/{dag_id}/thresholds/content": "thresholds/content",
     "GET /pipelines/{dag_id}/predictions": "predictions",
+    "GET /pipelines/{dag_id}/report/rejected.csv": "report/rejected.csv",
+    "GET /pipelines/{dag_id}/data": "data",
     "GET /pipelines/{dag_id}/models": "models",
     "GET /pipelines/{dag_id}/models/change": "models/change?action=promote&version=1",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",

@@ -34,6 +34,8 @@ def list_addresses(run_id: str) -> list[str]:
         f"{here}/progress?{run}",
         f"{here}/report?{run}",
         f"{here}/report?{run}&page=data",
+        f"{here}/data",
+        f"{here}/data?tab=history",
         f"{here}/thresholds?{run}",
         f"{here}/predictions?{run}",
     ]
@@ -52,7 +54,7 @@ def test_no_page_has_a_barrier_or_scrolls_sideways(client, whole_run, add_run):
                 found += [f"{address} {width} {scheme}: {each}" for each in problems]
                 if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
                     found.append(f"{address} is {wide} pixels wide on {width}")
-    assert found == []
+    assert found == [], "\n".join(found)
 
 
 @pytest.mark.parametrize("kind", FINISHED)
@@ -82,7 +84,8 @@ def test_a_run_that_has_not_ended_says_what_it_waits_for(client, run_writer, set
                 assert page.get_by_role("status").first.bounding_box()["y"] < 200
 
 
-@pytest.mark.parametrize("scheme, theme", itertools.product(SCHEMES, SCHEMES))
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("theme", SCHEMES)
 def test_the_theme_of_airflow_counts_before_that_of_the_machine(client, whole_run, scheme, theme):
     """Also in the frame of a job's page, which has no script."""
     whole_run.report(

@@ -40,13 +40,15 @@ def test_every_run_has_its_sentence_metrics_version_data_and_who(client, add_run
         version=3,
         num_examples={"train": 1437, "test": 178},
         num_rejected=2,
+        num_came=50,
+        num_left=12,
         values={"train.epochs": 4},
     )
     add_run("refused", metrics={"accuracy": metric(0.98)}, note="look at <this>")
     text = look(client).text
     assert re.search(
-        r"published The sentence of published\. 0\.9900 \+0\.0040 3 1,615 2 rejected 2 min 00 s "
-        r"preprocess 30 s, train 30 s, evaluate 30 s, export 30 s train\.epochs=4 anna",
+        r"published The sentence of published\. 0\.9900 \+0\.0040 3 1,615 ▲50 ▼12 2 rejected "
+        r"2 min 00 s preprocess 30 s, train 30 s, evaluate 30 s, export 30 s train\.epochs=4 anna",
         text,
     ), text
     assert "refused The sentence of refused. Note: look at <this>" in text

@@ -36,7 +36,7 @@ from pipeline_ops.storage.store_path import StorePath
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG, RUN = "digits", "manual__2026-11-21T10:00:00.5+00:00"
-USERS = {"viewer": "viewer", "user": "user", "admin": "admin"}
+USERS = {"viewer": "viewer", "user": "user", "op": "op", "admin": "admin"}
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_the_files_of_the_pages_are_served_and_no_others(client, name, media_typ
     assert answer.status_code == (404 if name.startswith("other") else 200)
 
 
-@pytest.mark.parametrize("who", [None, "viewer", "user", "admin"])
+@pytest.mark.parametrize("who", [None, "viewer", "user", "op", "admin"])
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_who_may_do_what(client, whole_run, name, who):
     if name.endswith("retire"):

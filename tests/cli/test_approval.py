@@ -6,18 +6,17 @@ The run waits, later runs do not, and every answer has its outcome.
 from __future__ import annotations
 
 import json
-import re
 import time
 from urllib.parse import quote
 
 import pytest
+from cli.places_of_outcomes import check_all_places, look
 from config_files import write_config
 from held_airflow import run_airflow
 from processes import wait_until
 
 from pipeline_ops.cli.airflow_access import USER
 from pipeline_ops.cli.airflow_api import AirflowApi
-from pipeline_ops.cli.main import main
 from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.run_summary import read_summary
 from pipeline_ops.contract.task_record import read_record
@@ -153,26 +152,5 @@ def test_every_place_says_the_same_of_each_run(airflow, sandbox, tmp_path, capsy
         late: "Out of date: version 1 is in service now, and version 2 was compared with no "
         "version. Trigger a new run, which compares them.",
     }
-    for run_id, sentence in expected.items():
-        wait_until(lambda run_id=run_id: api.run("digits", run_id)["note"])
-        assert api.run("digits", run_id)["note"] == sentence
-        for page in ("progress", "report"):
-            assert re.findall('class="sentence">(.*)</p>', look(api, page, run_id)) == [sentence]
-        summary = read_summary(layout, run_id)
-        assert (summary is None) == (run_id == cancelled)
-        assert summary is None or summary.outcome.sentence == sentence
-    table = look(api, "runs", all=1)
-    assert [table.count(sentence) for sentence in expected.values()] == [1] * len(expected)
-    assert main(["runs", str(tmp_path / "home" / "digits.yaml"), "--json"]) == 0
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {run["run_id"]: run["outcome"]["sentence"] for run in listed} == {
-        run_id: sentence for run_id, sentence in expected.items() if run_id != cancelled
-    }
-
-
-def look(api: AirflowApi, page: str, run_id: str = "", **query: object) -> str:
-    """Returns one of our pages as the browser gets it."""
-    params = ({"run_id": run_id} if run_id else {}) | query
-    answer = api._client.get(f"/trainyard/pipelines/digits/{page}", params=params)
-    assert answer.status_code == 200, answer.text
-    return answer.text
+    config = tmp_path / "home" / "digits.yaml"
+    check_all_places(api, layout, config, expected, capsys, without_summary=cancelled)

@@ -80,10 +80,10 @@ class Notification(BaseModel):
 
 
 def build_report_url(config: PipelineConfig, run_id: str) -> str:
-    """Builds the address of a run's report in Airflow's UI."""
+    """Builds the address of a run's report alone, which a phone can show, too."""
     base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
     run = quote(run_id, safe="")
-    return f"{base}/dags/{config.pipeline}/runs/{run}/plugin/trainyard_report"
+    return f"{base}/trainyard/pipelines/{config.pipeline}/report?run_id={run}"
 
 
 def build_task_callback_kwargs(config: PipelineConfig) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_a_run_that_failed_is_told_once(airflow, folder):
     assert (letter["event"], letter["run_id"]) == ("failed", failed)
     assert "no data set of failing has a version that begins with 000000" in letter["verdict"]
     assert letter["link"].startswith("http://127.0.0.1:")
-    assert letter["link"].endswith("/plugin/trainyard_report")
+    assert "/trainyard/pipelines/failing/report?run_id=" in letter["link"]
     wait_until(lambda: airflow.run("failing", failed)["state"] == "failed")
     assert len(letters(folder, "failing")) == 1
 

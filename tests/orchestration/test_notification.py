@@ -108,7 +108,7 @@ def test_a_gate_that_was_not_passed_is_told_with_the_rules_and_a_link(sandbox, t
         "run_id": "manual__1+00:00",
         "event": "gate_not_passed",
         "verdict": "Refused by the gate: accuracy 0.4700 is below 0.7000. Nothing was published.",
-        "link": "http://localhost:8080/dags/digits/runs/manual__1%2B00%3A00/plugin/trainyard_report",
+        "link": "http://localhost:8080/trainyard/pipelines/digits/report?run_id=manual__1%2B00%3A00",
     }
     assert expected.items() <= letter.items()
     [rule] = letter["rules"]
@@ -260,7 +260,7 @@ def test_airflows_own_notifier_sends_a_mail_with_the_link_and_nothing_in_it_is_t
     assert (mail["to"], mail["subject"]) == ("team@example.org", "digits: run failed")
     page = mail.get_body(("html",)).get_content()
     assert "class &lt;script&gt; is unknown" in page
-    assert '/runs/manual__1/plugin/trainyard_report">' in page
+    assert '/pipelines/digits/report?run_id=manual__1">' in page
 
 
 @pytest.mark.parametrize(

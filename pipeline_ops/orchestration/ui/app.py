@@ -286,11 +286,24 @@ async def set_headers_and_patience(
 
 @app.exception_handler(TrainyardError)
 async def show_problem(request: Request, problem: TrainyardError) -> HTMLResponse:
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    depth = len(Path(path).parts) - 2
-    response = render("problem.html", "../" * depth, message=str(problem))
+    response = render("problem.html", _find_root(request), message=str(problem))
     response.status_code = 404 if isinstance(problem, NotFound) else 409
     return response
+
+
+@app.exception_handler(401)
+async def ask_to_log_in(request: Request, problem: HTTPException) -> Response:
+    """Sends a person to Airflow's login, and back here after it. A program gets the status."""
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        query = urlencode({"next": str(request.url)})
+        return RedirectResponse(f"{_find_root(request)}../api/v2/auth/login?{query}")
+    return JSONResponse({"detail": problem.detail}, 401, problem.headers)
+
+
+def _find_root(request: Request) -> str:
+    """The relative address of the plugin's root, from the requested page."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return "../" * (len(Path(path).parts) - 2)
 
 
 @app.get("/{name}.{suffix}", dependencies=[SIGNED_IN])

@@ -6,7 +6,7 @@ The tests use Airflow's users and database, and no browser.
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, parse_qsl
 
 import pytest
 from airflow_database import DAG, RUN, sync_dags
@@ -329,3 +329,20 @@ def test_the_pages_need_no_file_of_the_author(client, whole_run, airflow_folder)
         hidden.rename(file)
     assert [answer.status_code for answer in answers] == [200] * 4
     assert [len(answer.text) for answer in answers] == [len(text) for text in shown]
+
+
+def test_a_person_without_a_session_logs_in_and_comes_back_and_a_program_gets_the_status(
+    client, run_writer
+):
+    """Otherwise the link in a notification ends at a line of JSON."""
+    address = run_writer.address("report")
+    answer = client(None).get(address, headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 307
+    login, _, query = answer.headers["location"].partition("?")
+    assert login == "../../../api/v2/auth/login"
+    assert parse_qs(query)["next"] == [f"http://airflow.example{address}"]
+    assert client(None).get(address).status_code == 401
+    form = client(None).post(
+        run_writer.address("models/promote"), headers={"accept": "text/html"} | SAME_SITE, data=FORM
+    )
+    assert form.status_code == 401

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline_ops.cli.airflow_api import AirflowApi, parse_timestamp
@@ -281,7 +281,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
         console.print(f"Start     from the weights of {warm_start}")
     if summary["metrics"]:
         metrics = [f"{name} {format_figure(value)}" for name, value in summary["metrics"].items()]
-        console.print(f"Metrics   {'  '.join(metrics)}")
+        for line in wrap_words(metrics, "Metrics   "):
+            console.print(line)
     if baseline := compare_with_baseline(summary["metrics"], summary["baseline"]):
         console.print(f"Baseline  {baseline}")
     if summary["overfitting"]:
@@ -300,6 +301,17 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
             f"{store['bytes_written'] / 1e6:.1f} MB written"
         )
     console.print(f"Run       {run.state}, {run.seconds:.1f} s from the trigger to the end")
+
+
+def wrap_words(words: Iterable[str], head: str, width: int = 100) -> Iterator[str]:
+    """Yields lines of words, two blanks apart, below each other behind a head."""
+    line = head
+    for word in words:
+        if len(line) > len(head) and len(line) + len(word) > width:
+            yield line.rstrip()
+            line = " " * len(head)
+        line += f"{word}  "
+    yield line.rstrip()
 
 
 def _print_gate(console: Console, gate: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ from pipeline_ops.evaluation.metrics import (
 from pipeline_ops.evaluation.skew import ServingComparison
 from pipeline_ops.pages import charts, drawing
 from pipeline_ops.pages.charts import Bar, Line
-from pipeline_ops.pages.metric_titles import TITLES, describe_metric
+from pipeline_ops.pages.metric_titles import TITLES, describe_metric, format_metric_title
 from pipeline_ops.pages.page import render_page
 from pipeline_ops.served.client import ImageDetections, TrueBoxes
 
@@ -163,6 +163,7 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         publication=Markup(PUBLICATION),  # noqa: S704 (a constant)
         data=data,
         figures=figures,
+        metric_title=format_metric_title,
         found=found,
         rules=rules[:num_rules],
         more_rules=rules[num_rules:],
@@ -274,7 +275,7 @@ def _draw_training_charts(training: TrainingFigures) -> list[Chart]:
     drawn: list[Chart] = []
     for key in (name for name in known if name.startswith("validation_")):
         metric = key.removeprefix("validation_")
-        title = metric.replace("_", " ").capitalize()
+        title = format_metric_title(metric)
         lines = [
             Line(name, name, [(epoch.epoch + 1, epoch.metrics[each]) for epoch in history])
             for name, each in (("training", metric), ("validation", key))

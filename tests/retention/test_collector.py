@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from config_files import write_config
 from retention.simulated_pipeline import (
     DAY,
     SimulatedPipeline,
@@ -472,3 +473,20 @@ def test_a_hosts_cache_loses_what_was_long_unused(tmp_path, monkeypatch):
     removed = remove_host_leftovers(pipeline.config.train.input, is_dry_run=False)
     assert removed["folder of a job on this host"].num_bytes == 10
     assert not job.exists() and kept.exists()
+
+
+def test_pipelines_that_never_ran_are_one_line_and_nothing_to_remove_has_a_reason(tmp_path, capsys):
+    pipeline = SimulatedPipeline(make_config(tmp_path, "root", None))
+    pipeline.run_day(1)
+    others = [
+        write_config(tmp_path / "more", {"pipeline": name}, pipeline.config.file, f"{name}.yaml")
+        for name in ("letters", "shapes")
+    ]
+    assert main(["gc", str(pipeline.config.file), *map(str, others)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("digits: ") and lines[1].startswith("  stays: ")
+    assert "2 pipelines have not run yet: letters, shapes" in lines
+    assert any(line.startswith("All together stays: ") for line in lines)
+    assert lines[-1].startswith("Nothing to remove: without storage.keep and --older-than")
+    assert main(["gc", str(pipeline.config.file), "--older-than", "1000d"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing to remove."

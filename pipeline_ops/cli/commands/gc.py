@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from pipeline_ops.cli.arguments import list_config_files, make_configs_argument
 from pipeline_ops.config.pipeline import PipelineConfig, load_config
+from pipeline_ops.contract.layout import Layout
 from pipeline_ops.errors import DataError, ExitCode
 from pipeline_ops.retention.collector import Options, Report, collect, explain_path
 from pipeline_ops.retention.host_leftovers import remove_host_leftovers
@@ -86,21 +88,43 @@ def gc(
         owners = [config for config in configs if f"/{config.pipeline}/" in f"/{why}/"]
         print(explain_path((owners or configs)[0], why, options))
         return ExitCode.SUCCESS
-    failed = None
+    failed, kept, num_removed, empty = None, Total(), 0, list[str]()
     for config in configs:
         try:
             report = collect(config, options)
         except DataError as error:  # another pipeline may have none
             failed = error
             print(f"{config.pipeline}: {config.root}\n  nothing is removed, because {error}")
+            continue
+        text = format_report(config, report, dry_run)
+        kept.add(report.kept)
+        num_removed += sum(total.num_files for total in report.removed.values())
+        has_run = Layout(config.root, config.pipeline).runs.list_folder()
+        if text.count("\n") == 1 and not has_run and len(configs) > 1:
+            empty.append(config.pipeline)
         else:
-            print(format_report(config, report, dry_run))
+            print(text)
+    if empty:
+        print(f"{len(empty)} pipelines have not run yet: {', '.join(empty)}")
+    if len(configs) > 1:
+        print(f"All together stays: {_format_total(kept)}")
+    if not num_removed and not failed:
+        print(_explain_nothing(configs, options))
     inputs = {each.train.input.model_dump_json(): each.train.input for each in configs}
     for options_of_host in inputs.values():
         removed = remove_host_leftovers(options_of_host, dry_run)
         for line in _format_totals("would remove" if dry_run else "removed", removed):
             print(line)
     return failed.exit_code if failed else ExitCode.SUCCESS
+
+
+def _explain_nothing(configs: Iterable[PipelineConfig], options: Options) -> str:
+    if options.older_than_days is None and not any(config.storage.keep for config in configs):
+        return (
+            "Nothing to remove: without storage.keep and --older-than, only the leftovers of "
+            "killed jobs are removed."
+        )
+    return "Nothing to remove."
 
 
 def format_report(config: PipelineConfig, report: Report, is_dry_run: bool = False) -> str:

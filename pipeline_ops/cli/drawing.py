@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -49,10 +51,14 @@ from pipeline_ops.pages.drawing import (
     draw_cell,
     draw_grid,
     load_font,
+    write_line,
 )
 from pipeline_ops.storage.store_path import StorePath
 
-_STEP_PIXELS = CELL_PIXELS + GAP_PIXELS
+_SMALL_CELL_PIXELS, _NUM_LARGE = 160, 16
+"""The side of the images, if there are more examples than this number."""
+_PAGE_PIXELS, _CAPTION_PIXELS = 1400, 16
+_FIGURE = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 _MAX_RESULTS_SHOWN = 4
 """Maximum number of results that are shown of one example."""
 _NUM_EXAMPLES = 9
@@ -71,13 +77,47 @@ class _Row:
     after: Sequence[Example]
     outcome: str
 
+    @property
+    def kind(self) -> str:
+        """The outcome without its details, such as `rejected by blur_check: blurred`."""
+        return self.outcome.partition(" (")[0]
+
+    @property
+    def figure(self) -> float | None:
+        """The first number in the details, by which a stage has decided."""
+        found = _FIGURE.search(self.outcome.partition(" (")[2])
+        return float(found[0]) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The examples with one outcome: their number, and the figures that their details name."""
+
+    kind: str
+    count: int
+    figures: list[float]
+
+    def describe_figures(self) -> str:
+        """Returns `3.1 to 9.8, half of them between 4 and 7.5`, or "" without figures."""
+        if not self.figures:
+            return ""
+        low, first, _, third, high = (format(each, ".4g") for each in _quartiles(self.figures))
+        middle = f", half of them between {first} and {third}" if len(self.figures) > 3 else ""
+        return f"{low} to {high}{middle}"
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0]] * 5
+    return [min(values), *statistics.quantiles(values, n=4, method="inclusive"), max(values)]
+
 
 def draw_preview(
     config: PipelineConfig, stage: str | None, num_examples: int
-) -> tuple[bytes, dict[str, int]]:
+) -> tuple[bytes, list[Outcome]]:
     """Draws the whole chain of a pipeline, or one of its stages.
 
-    Returns the picture, as a PNG file, and the number of examples by outcome.
+    Returns the picture, as a PNG file, and the outcomes in the order of their names.
 
     Of two stages with the same name, the first is drawn. The raw examples are spread over the whole
     set, and are the same on every call. Raises StageFailed if a stage has a bug.
@@ -104,12 +144,16 @@ def draw_preview(
     for record in records[:num_examples]:
         example = record.to_example(read_raw(record.file, source.folder))
         rows += _run_stages(example, before, shown)
-    outcomes = Counter(row.outcome.partition(" (")[0] for row in rows)
     num_after = max(1, *(min(len(row.after), _MAX_RESULTS_SHOWN) for row in rows))
-    strips = [_draw_row(row, num_after) for row in rows]
-    # In two columns if each example stays one example.
-    png = draw_grid(strips, columns=2 if num_after == 1 and len(strips) > 1 else 1)
-    return png, dict(sorted(outcomes.items()))
+    side = CELL_PIXELS if len(rows) <= _NUM_LARGE else _SMALL_CELL_PIXELS
+    strips = [_draw_row(row, num_after, side) for row in rows]
+    columns = max(1, min(len(strips), _PAGE_PIXELS // strips[0].width))
+    outcomes = [
+        Outcome(kind, len(found), [row.figure for row in found if row.figure is not None])
+        for kind in sorted({row.kind for row in rows})
+        if (found := [row for row in rows if row.kind == kind])
+    ]
+    return draw_grid(strips, columns), outcomes
 
 
 def _run_stages(
@@ -148,17 +192,19 @@ def _is_same(before: Example, after: Sequence[Example]) -> bool:
     )
 
 
-def _draw_row(row: _Row, num_after: int) -> Image.Image:
-    """One row: before, an arrow, after."""
-    width = (1 + num_after) * _STEP_PIXELS + 3 * GAP_PIXELS
-    height = CELL_PIXELS + TEXT_PIXELS + GAP_PIXELS
+def _draw_row(row: _Row, num_after: int, side: int) -> Image.Image:
+    """One row: before, an arrow, after, and the whole outcome below all of them."""
+    width = (1 + num_after) * (side + GAP_PIXELS) + 3 * GAP_PIXELS
+    height = side + TEXT_PIXELS + _CAPTION_PIXELS + GAP_PIXELS
     strip = Image.new("RGB", (width, height), "white")
-    strip.paste(_draw_example(row.before, row.key, row.outcome), (0, 0))
+    strip.paste(_draw_example(row.before, row.key, side), (0, 0))
     for index, example in enumerate(row.after[:_MAX_RESULTS_SHOWN], start=1):
-        left = 2 * GAP_PIXELS + index * _STEP_PIXELS
-        strip.paste(_draw_example(example, example.key, ""), (left, 0))
+        left = 2 * GAP_PIXELS + index * (side + GAP_PIXELS)
+        strip.paste(_draw_example(example, example.key, side), (left, 0))
     pen = ImageDraw.Draw(strip)
-    x, y = GAP_PIXELS + CELL_PIXELS, CELL_PIXELS // 2
+    color = "#b00" if row.outcome.startswith(("rejected", "skipped")) else "#666"
+    write_line(pen, width, side + TEXT_PIXELS, row.outcome, color)
+    x, y = GAP_PIXELS + side, side // 2
     pen.polygon([(x - 5, y - 8), (x - 5, y + 8), (x + 7, y)], fill="#555")
     if len(row.after) > _MAX_RESULTS_SHOWN:
         place = width - GAP_PIXELS, height - GAP_PIXELS - 6
@@ -167,11 +213,10 @@ def _draw_row(row: _Row, num_after: int) -> Image.Image:
     return strip
 
 
-def _draw_example(example: Example | None, key: str, caption: str) -> Image.Image:
+def _draw_example(example: Example | None, key: str, side: int) -> Image.Image:
     """An image with two lines of text about the example."""
-    color = "#b00" if caption.startswith(("rejected", "skipped")) else "#666"
     if example is None:
-        return draw_cell(None, (), key, caption, color)
+        return draw_cell(None, (), key, "", side=side)
     height, width, channels = example.shape
     boxes = [
         LabelledBox(
@@ -180,9 +225,8 @@ def _draw_example(example: Example | None, key: str, caption: str) -> Image.Imag
         for box in example.boxes or ()
     ]
     content = example.label if example.boxes is None else count_boxes(len(boxes))
-    text = ", ".join([f"{width}x{height}", content, *([caption] if caption else [])])
     image = Image.fromarray(example.image[:, :, 0] if channels == 1 else example.image)
-    return draw_cell(image, boxes, key, text, color)
+    return draw_cell(image, boxes, key, f"{width}x{height}, {content}", side=side)
 
 
 def draw_examples(dataset: StorePath) -> bytes:

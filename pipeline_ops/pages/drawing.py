@@ -58,8 +58,8 @@ def draw_cell(
     else:
         picture = _draw_boxes(image, boxes, side)
         cell.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
-    _write_line(pen, side, 2, title, "black", keep_end=True)
-    _write_line(pen, side, 18, text, color)
+    write_line(pen, side, side + 2, title, "black", keep_end=True)
+    write_line(pen, side, side + 18, text, color)
     return cell
 
 
@@ -76,15 +76,15 @@ def draw_grid(cells: Sequence[Image.Image], columns: int) -> bytes:
     return file.getvalue()
 
 
-def _write_line(
-    pen: ImageDraw.ImageDraw, side: int, line: int, text: str, color: str, keep_end: bool = False
+def write_line(
+    pen: ImageDraw.ImageDraw, width: int, top: int, text: str, color: str, keep_end: bool = False
 ) -> None:
-    """Writes a line below an image, shortened to the width of the cell."""
+    """Writes a line below an image, shortened to a width."""
     font, shown = load_font(12), (text := _to_base_letters(text))
-    while pen.textlength(shown, font) > side - 4:
+    while pen.textlength(shown, font) > width - 4:
         text = text[1:] if keep_end else text[:-1]
         shown = f"...{text}" if keep_end else f"{text}..."
-    pen.text((2, side + line), shown, fill=color, font=font)
+    pen.text((2, top), shown, fill=color, font=font)
 
 
 def _to_base_letters(text: str) -> str:

@@ -99,3 +99,32 @@ def test_a_number_of_examples_that_makes_no_picture_is_refused(config, command, 
     assert "Invalid value for '--examples'" in command(
         "preview", config, "--examples", number, status=2
     )
+
+
+def test_the_figures_by_which_a_stage_has_decided_are_printed(config, capsys, monkeypatch):
+    """A person chooses a threshold by them."""
+    (config.parent / "dark.py").write_text(
+        "from beam_jobs.stages.stage import Example, Reject, parameters\n\n\n"
+        "@parameters\nclass Dark:\n    pass\n\n\n"
+        "def dark(example: Example, parameters: Dark):\n"
+        "    level = example.image.mean() + int(example.key.split('/')[-1][0])\n"
+        "    raise Reject('too_dark', f'mean {level:.1f}, at least 300')\n"
+    )
+    values = yaml.safe_load(config.read_text())
+    monkeypatch.syspath_prepend(str(config.parent))
+    values["preprocess"]["stages"] = ["decode", {"dark:dark": {}}]
+    config.write_text(yaml.safe_dump(values, sort_keys=False))
+    printed, picture = run(config, capsys)
+    lines = printed.splitlines()
+    assert lines[0].startswith("12 rejected by dark")
+    assert lines[1].endswith(": 0 to 260, half of them between 2.75 and 257.2")
+    assert 1000 < picture.shape[1] <= 1400
+
+
+def test_many_examples_are_smaller_in_as_many_columns_as_fit(config, capsys):
+    for label in ("0", "1"):
+        for index in range(6, 20):
+            image = np.full((20, 30, 3), 100, np.uint8)
+            cv2.imwrite(str(config.parent / "raw" / label / f"{index}.png"), image)
+    _, picture = run(config, capsys, "--examples", "44")
+    assert picture.shape[0] < 15 * 230 and 1000 < picture.shape[1] <= 1400

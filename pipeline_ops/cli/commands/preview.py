@@ -43,6 +43,8 @@ def preview(
     png, outcomes = draw_preview(config, stage, examples)
     output = output or Path(f"{config.pipeline}-preview.png")
     write_atomically(output, png)
-    counts = [f"{count} {outcome}" for outcome, count in outcomes.items()]
-    print(f"{output}: {', '.join(counts)}")
+    print(f"{output}: {', '.join(f'{each.count} {each.kind}' for each in outcomes)}")
+    for each in outcomes:
+        if figures := each.describe_figures():
+            print(f"  {each.kind}: {figures}")
     return 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pipeline_ops.contract.explanation import Explanation
 from pipeline_ops.contract.layout import Layout, parse_artifact_uri
 from pipeline_ops.contract.manifest import Maker, find_file, read_manifest
 from pipeline_ops.contract.results import REPORT
@@ -17,17 +18,14 @@ from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
-class TaskRecord(BaseModel):
+class TaskRecord(Explanation):
     """The record that the operator writes into the run's folder."""
-
-    model_config = ConfigDict(frozen=True)
 
     state: Literal["success", "failed", "skipped", "pruned"]
     cached: bool = False
     reason: str = ""
     """The reason why the job ran, or why it was not necessary."""
     manifest: str | None = Field(None, max_length=8192)
-    message: str = ""
     attempt: str | None = Field(None, max_length=8192)
     """The folder of the last job process, if one was started."""
     exit_code: int | None = Field(None, ge=-1000, le=1000)

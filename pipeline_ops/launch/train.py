@@ -239,12 +239,15 @@ def export_candidate(
         if outcome is None:
             raise MachineError(
                 f"the process that writes the candidate ended with {code} and left no "
-                f"{status.name}. Its log is {log}"
+                f"{status.name}",
+                f"See {log}.",
             )
-        message = f"cannot write the candidate: {outcome.message.rstrip('.')}"
+        problem = f"cannot write the candidate: {outcome.problem.rstrip('.')}"
+        cures = [outcome.cure]
         if outcome.exit_code is not ExitCode.CONFIG:
-            message += f". The log is {log}"
-        raise make_error(outcome.exit_code, message)
+            cures.append(f"See {log}.")
+        cure = " ".join(filter(None, cures))
+        raise make_error(outcome.exit_code, problem, cure, outcome.location)
     if target := spec.target:
         host_pool.wait_for(lambda: fetch_files(open_root(target), folder))
 
@@ -310,7 +313,7 @@ def _run_candidate(
                 message = f"the process that writes the candidate on {host.name} {problem}"
                 if is_killed or hangs == config.max_restarts:
                     log = job.attempt.worker_log(_CANDIDATE)
-                    raise MachineError(f"{message}. Its log is {log}")
+                    raise MachineError(message, f"See {log}.")
                 hangs, is_killed = hangs + 1, True
                 kill = Command(action="signal", name=_CANDIDATE, signal=signal.SIGKILL)
                 host_pool.send(host.name, kill)

@@ -65,7 +65,12 @@ def test_an_error_in_a_training_ends_with_the_cause_and_the_authors_line(
     lines = FAULTY.read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.endswith(f"# at: {case}"))
     assert cause in message
-    assert message.endswith(f" ({FAULTY}:{number}). Correct it, then retry")
+    assert message.endswith(f" ({FAULTY}:{number}). Correct it, then retry.")
+    location = raised.value.location
+    assert (location.file, location.line) == (FAULTY.name, number)
+    assert Path(location.folder) / location.file == FAULTY
+    assert location.source[number - location.first_line] == lines[number - 1][:200]
+    assert raised.value.cure == "Correct it, then retry."
     assert "log is" not in message and "\n" not in message
     index = message.partition(" on ")[0].removeprefix("worker ")
     assert "Traceback" in job.attempt.worker_log(f"worker {index}").read_text()

@@ -5,6 +5,7 @@ Readers are the command line, the report and the UI.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -28,6 +29,10 @@ class TaskRecord(Explanation):
     manifest: str | None = Field(None, max_length=8192)
     attempt: str | None = Field(None, max_length=8192)
     """The folder of the last job process, if one was started."""
+    artifact: str | None = Field(None, max_length=8192)
+    """The folder of the artifact that the failed job was to make."""
+    config_folder: str = Field("", max_length=4096)
+    """The folder of the pipeline's YAML on Airflow's host."""
     exit_code: int | None = Field(None, ge=-1000, le=1000)
     made_by: Maker | None = None
     """The run whose result was found, if `cached`."""
@@ -38,6 +43,15 @@ class TaskRecord(Explanation):
     """Airflow's number of the try. None if another task has written the record."""
     store: StoreUsage = StoreUsage()
     """The requests of the task and of its job to a bucket, without those of the triggerer."""
+
+    def hide_folders(self, text: str, root: str) -> str:
+        """Returns a text with short paths: without the storage root and other known folders."""
+        folders = [root, self.config_folder, self.attempt or ""]
+        folders += [self.location.folder] if self.location else []
+        for folder in sorted(folders, key=len, reverse=True):
+            if len(folder) > 1:  # more than "/"
+                text = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text)
+        return text
 
     def is_of_try(self, number: int | None) -> bool:
         """Returns whether it is the record of a task's try, as far as the number is known."""

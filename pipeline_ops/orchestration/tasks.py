@@ -277,9 +277,11 @@ class JobOperator(BaseOperator):
     def _fail(self, run: TaskRun, status: Status, handle: JobHandle | None = None) -> NoReturn:
         """Turns an exit code into a retry, a permanent failure, or a skipped task."""
         exit_code, message = status.exit_code, status.message
+        request = handle.read_request() if handle else None
         record = TaskRecord(
             state="pruned" if exit_code is ExitCode.PRUNED else "failed",
-            reason=handle.reason if handle else "",
+            reason=request.reason if request else "",
+            artifact=request.artifact if request else None,
             message=message,
             cure=status.cure,
             location=status.location,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from config_files import write_config
 from gangs import QUICK, train
 
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.job.model_check import check_training, plan_training
 from pipeline_ops.models.user_errors import describe_call
 
 FAULTY = Path(__file__).with_name("faulty.py")
@@ -74,6 +78,20 @@ def test_an_error_in_a_training_ends_with_the_cause_and_the_authors_line(
     assert "log is" not in message and "\n" not in message
     index = message.partition(" on ")[0].removeprefix("worker ")
     assert "Traceback" in job.attempt.worker_log(f"worker {index}").read_text()
+
+
+def test_the_check_of_a_model_names_the_authors_line_apart(
+    tmp_path,
+):
+    text = "def build(shape, classes):\n    return shape.size\n"
+    (tmp_path / "nets.py").write_text(text)
+    config = load_config(write_config(tmp_path, {"train.model": "nets:build"}))
+    with pytest.raises(ConfigError) as raised:
+        check_training(plan_training(config, sys.executable), "classification", (8, 8, 1), 10)
+    where = raised.value.location
+    assert (where.file, where.line, where.folder) == ("nets.py", 2, str(tmp_path))
+    assert where.source == tuple(text.splitlines())
+    assert raised.value.cure == "Correct it."
 
 
 def test_of_several_errors_of_a_graph_the_first_is_named():

@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
 from fastapi import Depends, FastAPI, Form, HTTPException, Query, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
 from pipeline_ops.contract.dataset import DATA_PAGE
 from pipeline_ops.contract.manifest import find_file
@@ -43,6 +43,7 @@ from pipeline_ops.orchestration.airflow_runs import (
     find_pipelines,
     find_run,
 )
+from pipeline_ops.orchestration.ui.failure import read_job_file, view_failure
 from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.model_change import Action, plan_change
 from pipeline_ops.orchestration.ui.model_list import view_models
@@ -245,6 +246,7 @@ def _log_and_redirect(
 
 
 CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
+CAN_READ_LOGS = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGES = ("report", "data")
@@ -322,7 +324,12 @@ def show_progress(
     """Shows a run in progress, or one task of it."""
     run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
     tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
-    return render("progress.html", IN_PIPELINE, run=run, tasks=tasks, head=view_head(run, session))
+    head = view_head(run, session)
+    failure = view_failure(run, head, session)
+    if failure and task_id not in (None, failure.task):
+        failure = None
+    values = {"run": run, "tasks": tasks, "head": head, "failure": failure}
+    return render("progress.html", IN_PIPELINE, **values)
 
 
 @app.get("/pipelines/{dag_id}/report", dependencies=[CAN_READ_RUN])
@@ -331,11 +338,13 @@ def show_report(
 ) -> HTMLResponse:
     """Shows the pages that a run has left, in a sandboxed frame."""
     run = find_run(dag_id, run_id, session)
+    head = view_head(run, session)
     return render(
         "report.html",
         IN_PIPELINE,
         run=run,
-        head=view_head(run, session),
+        head=head,
+        failure=view_failure(run, head, session),
         page=page,
         available_pages=[name for name in _PAGES if _find_page(run, name)],
         query=urlencode({"run_id": run_id}),
@@ -352,6 +361,15 @@ def show_report_content(
     if read is None:
         raise NotFound(f"The run {run_id} has no page {page}.")
     return HTMLResponse(read(_MAX_PAGE_BYTES), headers={"Content-Security-Policy": SANDBOX})
+
+
+@app.get("/pipelines/{dag_id}/job-file", dependencies=[CAN_READ_RUN, CAN_READ_LOGS])
+def show_job_file(
+    dag_id: str, run_id: str, task: str, name: str, session: SessionDep
+) -> PlainTextResponse:
+    """Shows the end of a log, or of the list of rejected files, as plain text."""
+    content = read_job_file(find_run(dag_id, run_id, session), task, name)
+    return PlainTextResponse(content, headers={"Content-Security-Policy": SANDBOX})
 
 
 def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:

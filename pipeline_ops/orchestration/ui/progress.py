@@ -250,8 +250,6 @@ class TaskView:
     dataset: DatasetView | None
     problems: list[str]
     """The files of the task that cannot be read, each with its path."""
-    log_end: str = ""
-    """The last lines of the job's log, if the task has failed."""
 
     @property
     def word(self) -> str:
@@ -340,11 +338,10 @@ def _view_task(
         if task_id == "preprocess"
         else None,
         problems=[*problems, *curves.problems],
-        log_end=_read_log_end(attempt.log) if attempt and state == "failed" else "",
     )
 
 
-def _read_log_end(file: StorePath) -> str:
+def read_log_end(file: StorePath) -> str:
     """Returns the last lines of a log, or "" if it cannot be read."""
     with contextlib.suppress(TrainyardError, OSError):
         _, content = file.read_log_end(_LOG_BYTES)

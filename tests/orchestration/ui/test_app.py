@@ -24,6 +24,7 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/progress": "progress",
     "GET /pipelines/{dag_id}/report": "report",
     "GET /pipelines/{dag_id}/report/content": "report/content",
+    "GET /pipelines/{dag_id}/job-file": "job-file?task=train&name=job.log",
     "GET /pipelines/{dag_id}/models": "models",
     "GET /pipelines/{dag_id}/models/change": "models/change?action=promote&version=1",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",

@@ -167,21 +167,6 @@ def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
     assert re.search(r"runs/manual__[^/]*/required_actions\" target=\"_top\"", page)
 
 
-def test_what_a_failed_task_has_to_say_is_shown(read_page, run_writer, set_states):
-    set_states("failed", preprocess="failed")
-    file = f"{run_writer.layout.root}/runs/x.jsonl"
-    message = f"3 files are <no> images: {file}"
-    run_writer.record("preprocess", state="failed", message=message, exit_code=65)
-    attempt = run_writer.attempt("preprocess", [])
-    attempt.log.local.write_text("".join(f"line {number}\n" for number in range(100)))
-    page = read_page(run_writer)
-    assert "3 files are &lt;no&gt; images: runs/x.jsonl" in page
-    assert "line 70\n" in page and "line 69\n" not in page and "line 99" in page
-    assert re.search(r"/tasks/preprocess\" target=\"_top\">Log in Airflow", page)
-    assert "page=data" in page
-    assert "Data refused: 3 files are &lt;no&gt; images: runs/x.jsonl." in page
-
-
 def test_what_runs_comes_first_and_what_is_done_is_folded(read_page, run_writer, set_states):
     set_states("running", preprocess="success", train="deferred")
     run_writer.dataset()

@@ -76,6 +76,8 @@ class TrainyardError(Exception):
     exit_code = ExitCode.BUG
     location: CodeLocation | None = None
     """The line of the author's code that has caused it, once `import_as_planned` has looked."""
+    place: str = ""
+    """The process of a gang and its step, if the message begins with them and a colon."""
 
     @property
     def problem(self) -> str:

@@ -37,11 +37,19 @@ class Explanation(BaseModel):
     location: Annotated[CodeLocation, AfterValidator(_check_size)] | None = None
     """The line of the author's code that has raised the error."""
 
+    place: str = Field("", max_length=_MAX_PATH)
+    """The process of a gang and its step, with which the message begins. Empty for other jobs."""
+
     @property
     def problem(self) -> str:
         """The message without its cure and without a full stop."""
         text = self.message.rstrip()
         return text.removesuffix(self.cure).rstrip().removesuffix(".") if self.cure else text
+
+    @property
+    def cause(self) -> str:
+        """The problem without the place."""
+        return self.problem.removeprefix(f"{self.place}: ") if self.place else self.problem
 
     def restore_error(self, exit_code: int) -> TrainyardError:
         return make_error(exit_code, self.problem, self.cure, self.location)

@@ -92,6 +92,7 @@ class Status(Explanation):
             message=str(error),
             cure=error.cure,
             location=error.location,
+            place=error.place,
         )
 
     @field_validator("message")

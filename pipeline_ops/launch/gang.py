@@ -147,12 +147,17 @@ class Gang:
             if error.exit_code in SELF_EXPLANATORY:
                 raise
             where = f"See {self._log.path} for all workers."
-            raise type(error)(error.problem, f"{error.cure} {where}".strip()) from error
+            told = type(error)(error.problem, f"{error.cure} {where}".strip())
+            told.place = error.place
+            raise told from error
 
     def _run_incarnation(self) -> LaunchPlan | TrainyardError:
         """Runs one incarnation from start to end. On return, none of its processes is left."""
         monitor = None
         self._start_step, self._has_left_to_grow = 0, False
+        count = self.config.effective_max_workers
+        phase = f"starting TensorFlow on {count} worker{'s' * (count > 1)}"
+        self.report(ProgressEvent(time=time.time(), phase=phase))
         try:
             self._wait_for_hosts()
             plan = self._plan()

@@ -221,6 +221,7 @@ class WorkerMonitor:
         if status.exit_code == ExitCode.SUCCESS:
             return self._blame(process, f"ended {step}, but it must serve until the training ends")
         failure = self._blame(process, f"failed {step}: {status.problem}", status)
+        failure.place = f"{process} failed {step}"
         return OutOfMemory(*failure.args) if status.is_out_of_memory else failure
 
     def _find_silent_process(self, limit_seconds: float) -> TrainyardError | None:

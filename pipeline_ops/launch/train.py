@@ -11,8 +11,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.model_data_rules import check_train_split
@@ -406,12 +407,28 @@ def summarize_training(
             "step_shares": {name: end.shares for name, end in ends.items() if end.shares},
             "gpus": {name: end.gpus for name, end in ends.items() if end.gpus},
             "best_monitor": config.best_monitor,
+            "early_stop": describe_early_stop(config, state, dataset),
             "seconds": round(seconds, 2),
             "class_names": dataset.class_names,
             "image_shape": dataset.image_shape,
             "task": dataset.task,
         }
     )
+
+
+def describe_early_stop(config: Train, state: Mapping[str, Any], dataset: DatasetFigures) -> str:
+    """Says at which epoch a training has stopped early, and by which rule. "" if it has not."""
+    if not state["stopped_early"]:
+        return ""
+    rule, waited = config.early_stopping, state["patience"].get("early_stopping", 0)
+    reason = "a callback has stopped it"
+    if rule and waited >= rule.patience_epochs:
+        epochs = f"{waited} epoch{'s' * (waited > 1)}"
+        reason = f"no better {rule.monitor.replace('_', ' ')} for {epochs}"
+    # Of a data set of the author's own, the number of examples is not known here.
+    count = config.count_epochs(dataset.num_examples["train"])
+    total = "" if config.dataset else f" of {count}"
+    return f"stopped early at epoch {len(state['history'])}{total}: {reason}"
 
 
 def warn_of_validation(dataset: DatasetFigures) -> list[str]:

@@ -285,6 +285,7 @@ class JobOperator(BaseOperator):
             message=message,
             cure=status.cure,
             location=status.location,
+            place=status.place,
             exit_code=exit_code,
             attempt=str(handle.attempt.folder) if handle else None,
         )

@@ -31,7 +31,12 @@ from pipeline_ops.contract.layout import Layout, find_checkpoint_step
 from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.contract.request import read_status
-from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.contract.results import (
+    EvaluationFigures,
+    ModelEvaluation,
+    RuleVerdict,
+    TrainingFigures,
+)
 from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.job.model_check import check_training, plan_training
@@ -166,6 +171,18 @@ def test_a_failed_job_leaves_the_authors_line_the_cure_and_its_checkpoint(run, t
     assert problem.endswith("raised KeyError in on_epoch_end: 'lose' (stops.py:7)")
     assert str(tmp_path) not in problem
     assert find_checkpoint_step(open_path(record.artifact)) >= 5
+
+
+def test_a_training_says_that_it_starts_and_why_it_has_stopped_early(run):
+    rule = {"monitor": "validation_loss", "patience_epochs": 1, "min_delta": 100.0}
+    made = run(author={"train.early_stopping": rule})
+    manifest = read_manifest(open_path(made.execute()))
+    figures = TrainingFigures.model_validate(manifest.figures)
+    reason = "no better validation loss for 1 epoch"
+    assert figures.early_stop == f"stopped early at epoch 2 of 4: {reason}"
+    phases = [event.phase for event in ProgressReader(made.handle.attempt.progress).read_new()]
+    assert "starting TensorFlow on 2 workers" in phases
+    assert phases.index("starting TensorFlow on 2 workers") < phases.index("joining")
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):

@@ -39,7 +39,7 @@ class FailureView:
     details: str
     """The whole problem, if `what` is not all of it."""
     place: str
-    """How far the task had got, by its last report."""
+    """The process and its step, or else how far the task had got by its last report."""
     location: CodeLocation | None
     cure: str
     files: list[str]
@@ -70,7 +70,7 @@ def view_failure(run: PipelineRun, head: RunHead | None, session: Session) -> Fa
     if head.outcome.kind == "cancelled":
         what = _describe_ending(run, session)
     elif record:
-        problem = record.hide_folders(record.problem, run.ref.storage_root)
+        problem = record.hide_folders(record.cause, run.ref.storage_root)
         what = _take_lines(problem)
         details = problem if problem != what else ""
         cure = record.hide_folders(record.cure, run.ref.storage_root)
@@ -80,7 +80,7 @@ def view_failure(run: PipelineRun, head: RunHead | None, session: Session) -> Fa
         task=task,
         what=what,
         details=details,
-        place=_describe_place(attempt) if attempt else "",
+        place=(record and record.place) or (_describe_place(attempt) if attempt else ""),
         location=location,
         cure=cure,
         files=[name for name in names if _FILE.fullmatch(name)][:_MAX_FILES],
@@ -139,9 +139,9 @@ def _describe_place(attempt: Attempt[StorePath]) -> str:
     if event is None:
         return ""
     if event.done is None:
-        return event.phase
+        return f"last report: {event.phase}"
     total = f" of {event.total:,}" if event.total else ""
-    return f"{event.phase}, {event.done:,}{total} {event.unit}".rstrip()
+    return f"last report: {event.phase}, {event.done:,}{total} {event.unit}".rstrip()
 
 
 def _describe_next_step(run: PipelineRun, head: RunHead, record: TaskRecord | None) -> str:

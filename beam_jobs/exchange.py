@@ -28,11 +28,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from beam_jobs.planning.plan import ShardPlan
 from beam_jobs.statistics.summary import PlanSummary, Summary
 from pipeline_ops.contract.request import Status
-from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
+from pipeline_ops.errors import ExitCode, MachineError, TrainyardError
 from pipeline_ops.storage.parsing import describe_validation_error
 from pipeline_ops.storage.request_cache import map_requests
 from pipeline_ops.storage.store_options import wait_at_most
 from pipeline_ops.storage.store_path import StorePath
+from pipeline_ops.user_code.code_location import get_location
+from pipeline_ops.user_code.planned_imports import attach_location, get_planned_code
 
 _PLANS, _DIGEST, _STOP = "plans.jsonl", "plans.digest", "stop"
 _RESULTS, _PROGRESS, _ERRORS = "results", "progress", "errors"
@@ -123,20 +125,23 @@ class Exchange:
 
     def write_error(self, name: str, error: Exception) -> None:
         """Leaves an error for the driver, and stops all workers."""
+        attach_location(error, get_planned_code())
+        location = get_location(error)
         if isinstance(error, OSError):
             error = MachineError(f"{name}: {error}", DISK_CURE)
         if not isinstance(error, TrainyardError):
             error = TrainyardError(f"{type(error).__name__} while building {name}: {error}")
         if error.exit_code is ExitCode.BUG:
             _log.exception("%s", error)
-        self._write(_ERRORS, name, Status(exit_code=error.exit_code, message=str(error)))
+        error.location = location
+        self._write(_ERRORS, name, Status.of_error(error))
         self.stop()
 
     def raise_error(self) -> None:
         """Raises the error that a worker has left. Of several, the others are usually the same."""
         for entry in (self.folder / _ERRORS).list_folder():
             status = self.read(Status, f"{_ERRORS}/{entry.name}")
-            raise make_error(status.exit_code, status.message)
+            raise status.restore_error(status.exit_code)
 
     def stop(self) -> None:
         """Stops all workers: each raises StoppedByDriver at its next report."""

@@ -14,6 +14,7 @@ exit status at all (killed by signal 9, host gone) counts as a machine failure.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 
 
@@ -44,6 +45,24 @@ class ExitCode(enum.IntEnum):
         return self in (ExitCode.SUCCESS, ExitCode.GATE_NOT_PASSED)
 
 
+@dataclasses.dataclass(frozen=True)
+class CodeLocation:
+    """The line of the author's code at which an error was raised, with its neighbours."""
+
+    file: str
+    """The path relative to `folder`."""
+    line: int
+    """The number of the line, from 1."""
+    function: str = ""
+    """The function, or "" for the top of the module."""
+    folder: str = ""
+    """The author's folder of the file, as an absolute path of the host."""
+    source: tuple[str, ...] = ()
+    """A few lines, of which `line` is one. Empty if the file cannot be read."""
+    first_line: int = 1
+    """The number of the first line of `source`."""
+
+
 class TrainyardError(Exception):
     """Base of every error that we raise on purpose. The message contains the remedy.
 
@@ -55,6 +74,10 @@ class TrainyardError(Exception):
     """
 
     exit_code = ExitCode.BUG
+    location: CodeLocation | None = None
+    """The line of the author's code that has caused it, once `import_as_planned` has looked."""
+    place: str = ""
+    """The process of a gang and its step, if the message begins with them and a colon."""
 
     @property
     def problem(self) -> str:
@@ -112,10 +135,15 @@ class Cancelled(TrainyardError):
     exit_code = ExitCode.CANCELLED
 
 
-def make_error(exit_code: int, message: str) -> TrainyardError:
+def make_error(
+    exit_code: int, problem: str, cure: str = "", location: CodeLocation | None = None
+) -> TrainyardError:
     """The error for another process's exit code and message."""
     kinds: dict[int, type[TrainyardError]] = {
         kind.exit_code: kind
         for kind in (ConfigError, DataError, OutOfDate, MachineError, Cancelled)
     }
-    return kinds.get(exit_code, TrainyardError)(message)
+    kind = kinds.get(exit_code, TrainyardError)
+    error = kind(problem, cure) if cure else kind(problem)
+    error.location = location
+    return error

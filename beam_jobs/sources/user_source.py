@@ -117,7 +117,8 @@ def _iterate_entries(bound: BoundSource, files: SourceFiles) -> Iterator[SourceE
     except Exception as error:
         raise SourceFailed(
             f"source {bound.name} failed after {number} entries, in "
-            f"{locate_error(error)}: {type(error).__name__}: {error}"
+            f"{locate_error(error)}: {type(error).__name__}: {error}",
+            "Correct the source, then retry.",
         ) from error
 
 

@@ -271,7 +271,8 @@ class BoundStage:
             raise
         except Exception as error:
             place = f"stage {self.name} failed on {example.key}, in {locate_error(error)}"
-            raise StageFailed(f"{place}: {type(error).__name__}: {error}") from error
+            problem = f"{place}: {type(error).__name__}: {error}"
+            raise StageFailed(problem, "Correct the stage, then retry.") from error
         examples = result if isinstance(result, list) else [result]
         if fault := _find_fault(examples):
             cure = "it must return an Example whose image is uint8 [height, width, 1 or 3]"

@@ -90,7 +90,7 @@ class _Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class ExampleOutcome:
     """The examples with one outcome: their number, and the figures that their details name."""
 
     kind: str
@@ -114,7 +114,7 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 def draw_preview(
     config: PipelineConfig, stage: str | None, num_examples: int
-) -> tuple[bytes, list[Outcome]]:
+) -> tuple[bytes, list[ExampleOutcome]]:
     """Draws the whole chain of a pipeline, or one of its stages.
 
     Returns the picture, as a PNG file, and the outcomes in the order of their names.
@@ -149,7 +149,7 @@ def draw_preview(
     strips = [_draw_row(row, num_after, side) for row in rows]
     columns = max(1, min(len(strips), _PAGE_PIXELS // strips[0].width))
     outcomes = [
-        Outcome(kind, len(found), [row.figure for row in found if row.figure is not None])
+        ExampleOutcome(kind, len(found), [row.figure for row in found if row.figure is not None])
         for kind in sorted({row.kind for row in rows})
         if (found := [row for row in rows if row.kind == kind])
     ]

@@ -398,7 +398,7 @@ class Optimizer(Section):
     arguments: dict[str, Any] = advanced_field({})
     """Arguments for an optimizer by class or function, besides `learning_rate`."""
     learning_rate: float = per_run_field(1e-3, rank=2, gt=0, le=10)
-    """Size of the optimizer's steps. The schedule multiplies it with its factors."""
+    """Size of the optimizer's steps, which the schedule may change during the training."""
     momentum: float = per_run_field(0.0, ge=0, lt=1)
     """The momentum. Only for sgd and rmsprop."""
     rho: float = per_run_field(0.9, ge=0, lt=1, is_advanced=True)
@@ -685,7 +685,7 @@ class Train(TaskSection):
     """Number of parts into which each replica divides its share of a batch, one after the other, to
     save memory. The gradients are added up."""
     epochs: int | None = per_run_field(None, rank=1, ge=1, le=MAX_EPOCHS)
-    """Passes over the training data. Null is as many as `steps` needs, or 10 without `steps`."""
+    """Passes over the training data. Null: as many as `steps` says, or else 10."""
     steps: int | None = per_run_field(None, ge=1, le=MAX_STEPS)
     """Optimizer steps after which the training ends, also in the middle of an epoch. That part of
     an epoch is validated like a whole one. With `epochs`, the limit that comes first counts."""

@@ -44,6 +44,7 @@ _ATTEMPT = re.compile(r"attempt-[0-9a-f]{8}")
 _ARTIFACT_URI = re.compile(
     rf"(?:(?:.*[^/])?/)?artifacts/([a-z0-9][a-z0-9_-]{{0,62}})/([a-z]+)/([0-9a-f]{{32}})/{re.escape(NAME)}"
 )
+_CHECKPOINT = re.compile(r"checkpoint-(?:([0-9]{8})-)?([0-9]{9})\.(?:npz|json)")
 _WORKER_PROGRESS = re.compile(r"(chief|worker|ps)-[0-9]{1,6}\.jsonl")
 
 
@@ -176,6 +177,17 @@ def find_input(entry: Input, root: StorePath) -> Input:
 def work_folder(artifact: StorePath) -> StorePath:
     """The folder next to an unfinished artifact that a job keeps from one try to the next."""
     return artifact.with_name(f".{artifact.name}.work")
+
+
+def find_checkpoint_step(artifact: StorePath) -> int | None:
+    """The step of the newest checkpoint of an unfinished training, or None without one.
+
+    A training in a folder leaves `checkpoint-<step>.npz`, one in a bucket
+    `checkpoint-<token>-<step>.json`, of which the highest token counts.
+    """
+    names = (entry.name for entry in work_folder(artifact).list_folder())
+    found = [(int(m[1] or 0), int(m[2])) for name in names if (m := _CHECKPOINT.fullmatch(name))]
+    return max(found)[1] if found else None
 
 
 def lock_file(artifact: StorePath) -> StorePath:

@@ -194,10 +194,10 @@ def _describe_failure(facts: RunFacts) -> RunOutcome:
     if record is None or not has_message:
         return RunOutcome(
             kind="failed",
-            sentence=f"Failed in {task}, which left no message. Its log in Airflow says more.",
+            sentence=f"Failed in {task}, which left no message. The log in Airflow says more.",
             next_step=f"Clear the task {task}, and the run goes on with what is done.",
         )
-    message = _shorten(record.message, facts.root)
+    message = _shorten(record.hide_folders(record.problem, facts.root))
     if record.exit_code == ExitCode.OUT_OF_DATE:
         return RunOutcome(
             kind="out_of_date",
@@ -208,13 +208,13 @@ def _describe_failure(facts: RunFacts) -> RunOutcome:
         return RunOutcome(
             kind="data_refused",
             sentence=f"Data refused: {message}",
-            reason=record.message,
+            reason=record.hide_folders(record.message, facts.root),
             next_step="Correct the data, then clear the task preprocess.",
         )
     return RunOutcome(
         kind="failed",
         sentence=f"Failed in {task}: {message}",
-        reason=record.message,
+        reason=record.hide_folders(record.message, facts.root),
         next_step=f"Correct it, then clear the task {task}: the run goes on with what is done.",
     )
 
@@ -271,13 +271,9 @@ def _describe_champion(figures: EvaluationFigures | None) -> str:
     return "Nothing was published." if version is None else f"Version {version} stays in service."
 
 
-def _shorten(message: str, root: str) -> str:
-    """Returns the first line of a message without the path of the root, with a full stop.
-
-    A colon at its end announces lines that are left out.
-    """
-    line = (message.strip() or "no message").splitlines()[0].removesuffix(":")
-    text = line.replace(f"{root}/", "") if root else line
+def _shorten(message: str) -> str:
+    """Returns the first line of a message, with a full stop."""
+    text = (message.strip() or "no message").splitlines()[0].rstrip(":")
     if len(text) > _MAX_MESSAGE:
         text = text[: _MAX_MESSAGE - 1].rstrip() + "…"
     return text if text.endswith((".", "…", "!", "?")) else f"{text}."

@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from pipeline_ops.contract.explanation import Explanation
 from pipeline_ops.contract.fingerprint import Fingerprint
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.manifest import Input
 from pipeline_ops.contract.planned_training import PlannedTraining
 from pipeline_ops.contract.pruning import PlannedTrial
 from pipeline_ops.contract.serving_statistics import ServingStatistics
-from pipeline_ops.errors import DataError, ExitCode, MachineError
+from pipeline_ops.errors import DataError, ExitCode, MachineError, TrainyardError
 from pipeline_ops.storage.checksums import compute_digest
 from pipeline_ops.storage.local_files import (
     EncodedBytes,
@@ -74,18 +75,25 @@ class Request(BaseModel):
     """The reason why the job was started, for people."""
 
 
-class Status(BaseModel):
+class Status(Explanation):
     """The end of a job. `manifest` is the URI of its artifact, and `message` is for people."""
-
-    model_config = ConfigDict(frozen=True)
 
     exit_code: ExitCode
     manifest: str | None = Field(None, max_length=8192)
-    message: str = ""
     is_out_of_memory: bool = False
     """Whether a worker's device had no memory for a step."""
     store: StoreUsage = StoreUsage()
     """The requests of the job's main process to a bucket."""
+
+    @classmethod
+    def of_error(cls, error: TrainyardError) -> Status:
+        return cls(
+            exit_code=error.exit_code,
+            message=str(error),
+            cure=error.cure,
+            location=error.location,
+            place=error.place,
+        )
 
     @field_validator("message")
     @classmethod
@@ -136,7 +144,8 @@ def write_status(attempt: Attempt[StorePath], status: Status) -> None:
 def _write_into_reserve(attempt: Attempt[StorePath], status: Status) -> None:
     """Overwrites the reserved file in place, which needs no room, and gives it its final name."""
     message = status.message[:_MAX_RESERVED_MESSAGE]
-    content = format_json(status.model_copy(update={"message": message}).model_dump(mode="json"))
+    short = status.model_copy(update={"message": message, "cure": "", "location": None})
+    content = format_json(short.model_dump(mode="json"))
     claimed = attempt.status.local.with_name(f".{attempt.status.name}.{secrets.token_hex(4)}.tmp")
     with translate_write_errors(attempt.status.local):
         attempt.reserve.local.rename(claimed)  # the deadline's thread may write a status, too

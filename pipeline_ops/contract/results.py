@@ -209,6 +209,8 @@ class TrainingFigures(Figures):
     best_monitor: str | None = None
     """The metric by which `best_epoch` is the best. None if it is the last one."""
     stopped_early: bool
+    early_stop: str = ""
+    """Where and why it has stopped early: `stopped early at epoch 20 of 40: ...`. Or empty."""
     history: list[Epoch]
     seconds: float
     class_names: list[str]

@@ -5,10 +5,12 @@ Readers are the command line, the report and the UI.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pipeline_ops.contract.explanation import Explanation
 from pipeline_ops.contract.layout import Layout, parse_artifact_uri
 from pipeline_ops.contract.manifest import Maker, find_file, read_manifest
 from pipeline_ops.contract.results import REPORT
@@ -17,19 +19,20 @@ from pipeline_ops.storage.parsing import read_json_as
 from pipeline_ops.storage.store_path import StorePath, StoreUsage
 
 
-class TaskRecord(BaseModel):
+class TaskRecord(Explanation):
     """The record that the operator writes into the run's folder."""
-
-    model_config = ConfigDict(frozen=True)
 
     state: Literal["success", "failed", "skipped", "pruned"]
     cached: bool = False
     reason: str = ""
     """The reason why the job ran, or why it was not necessary."""
     manifest: str | None = Field(None, max_length=8192)
-    message: str = ""
     attempt: str | None = Field(None, max_length=8192)
     """The folder of the last job process, if one was started."""
+    artifact: str | None = Field(None, max_length=8192)
+    """The folder of the artifact that the failed job was to make."""
+    config_folder: str = Field("", max_length=4096)
+    """The folder of the pipeline's YAML on Airflow's host."""
     exit_code: int | None = Field(None, ge=-1000, le=1000)
     made_by: Maker | None = None
     """The run whose result was found, if `cached`."""
@@ -40,6 +43,15 @@ class TaskRecord(BaseModel):
     """Airflow's number of the try. None if another task has written the record."""
     store: StoreUsage = StoreUsage()
     """The requests of the task and of its job to a bucket, without those of the triggerer."""
+
+    def hide_folders(self, text: str, root: str) -> str:
+        """Returns a text with short paths: without the storage root and other known folders."""
+        folders = [root, self.config_folder, self.attempt or ""]
+        folders += [self.location.folder] if self.location else []
+        for folder in sorted(folders, key=len, reverse=True):
+            if len(folder) > 1:  # more than "/"
+                text = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text)
+        return text
 
     def is_of_try(self, number: int | None) -> bool:
         """Returns whether it is the record of a task's try, as far as the number is known."""

@@ -24,9 +24,10 @@ from pipeline_ops.config.model_catalogue import Task, is_user_function
 from pipeline_ops.config.model_data_rules import check_task, find_size_problem
 from pipeline_ops.config.reading import locate_in_file
 from pipeline_ops.config.train import Train
+from pipeline_ops.contract.explanation import Explanation
 from pipeline_ops.contract.planned_training import PlannedTraining, UserCode
 from pipeline_ops.contract.source_code import CODE_ROOT
-from pipeline_ops.errors import ConfigError, MachineError
+from pipeline_ops.errors import ExitCode, MachineError, TrainyardError, make_error
 from pipeline_ops.storage.local_files import read_json
 from pipeline_ops.storage.open_store import is_remote
 from pipeline_ops.storage.parsing import JsonModel
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_UNEXPLAINED = Explanation()
 _TIMEOUT_SECONDS = 300
 _LOG_TAIL = 2000
 _MODULE, _TRIAL_MODULE = "pipeline_ops.training.check", "pipeline_ops.served.trial"
@@ -144,11 +146,13 @@ def check_training(
     _log.info("building the model %s on one batch", train.model)
     task_name = f"builds the model {train.model}"
     response = _run_check(_MODULE, request, _get_python(training), task_name)
-    if fault := response.get("fault"):
+    if "fault" in response:
+        explained = Explanation.model_validate(response["fault"])
+        fault = explained.problem
         if any(path in fault for path in added):
             fault = fault.replace("train.metrics", "evaluate.gate", 1)
             fault = fault.replace("train.files", "evaluate.files")
-        raise _make_located_error(training, fault)
+        raise _make_located_error(training, fault, explained)
     if missing := response.get("missing"):
         if not training.has_hosts:
             raise _make_located_error(
@@ -216,10 +220,13 @@ def _get_python(training: PlannedTraining) -> str:
     return training.python or sys.executable
 
 
-def _make_located_error(training: PlannedTraining, fault: str) -> ConfigError:
+def _make_located_error(
+    training: PlannedTraining, fault: str, explained: Explanation = _UNEXPLAINED
+) -> TrainyardError:
     """An error whose text begins with a key of the config, with file and line before it."""
-    location = tuple(fault.partition(": ")[0].split("."))
-    return ConfigError(f"{locate_in_file(Path(training.config_file), location)}: {fault}")
+    key = tuple(fault.partition(": ")[0].split("."))
+    text = f"{locate_in_file(Path(training.config_file), key)}: {fault}"
+    return make_error(ExitCode.CONFIG, text, explained.cure, explained.location)
 
 
 _STEPS_MODULE = "pipeline_ops.training.step_times"

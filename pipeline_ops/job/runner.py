@@ -55,6 +55,7 @@ from pipeline_ops.storage.read_errors import has_disk_error_message, summarize_e
 from pipeline_ops.storage.store_path import StorePath, read_usage
 from pipeline_ops.system.lease import Lease, hold_lease
 from pipeline_ops.system.temp_dirs import use_temporary_folder
+from pipeline_ops.user_code.code_location import get_location
 
 INIT_VARIABLE = "TRAINYARD_INIT"
 """Set by the init process of a place other than Airflow's host (`init_process.py`)."""
@@ -160,14 +161,17 @@ def run_request(work: Callable[[Job], ExitCode], uri: str | Path) -> ExitCode:
         folders = find_local_folder(attempt.folder), Path(tempfile.gettempdir())
         status = Status(
             exit_code=to_exit_code(error),
-            message=f"{_explain(error, folders)}. The log is {attempt.log}.",
+            message=f"{_explain(error, folders)}. See {attempt.log}.",
+            cure=f"See {attempt.log}.",
+            location=get_location(error),
         )
         _log.exception("the job has failed")  # logging does not raise, even on a full disk
     if status.message:
         _log.info("%s: %s", status.exit_code.name, status.message)
     # Files of this host are known elsewhere by their places in the store.
-    message = status.message.replace(str(find_local_folder(attempt.folder)), str(attempt.folder))
-    status = status.model_copy(update={"message": message, "store": read_usage()})
+    here, there = str(find_local_folder(attempt.folder)), str(attempt.folder)
+    texts = {name: getattr(status, name).replace(here, there) for name in ("message", "cure")}
+    status = status.model_copy(update={**texts, "store": read_usage()})
     write_status(attempt, status)
     return status.exit_code
 
@@ -200,7 +204,7 @@ def _make_status(error: TrainyardError, attempt: Attempt[StorePath]) -> Status:
                 exit_code=ExitCode.RETRY,
                 message="its host has stopped the job (preemption, eviction or shutdown)",
             )
-    return Status(exit_code=error.exit_code, message=str(error))
+    return Status.of_error(error)
 
 
 def _do_once(

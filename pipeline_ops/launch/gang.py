@@ -146,12 +146,18 @@ class Gang:
             self._log.write_message(f"FAILED: {error}")
             if error.exit_code in SELF_EXPLANATORY:
                 raise
-            raise type(error)(f"{error}. The log of all workers is {self._log.path}") from error
+            where = f"See {self._log.path} for all workers."
+            told = type(error)(error.problem, f"{error.cure} {where}".strip())
+            told.place = error.place
+            raise told from error
 
     def _run_incarnation(self) -> LaunchPlan | TrainyardError:
         """Runs one incarnation from start to end. On return, none of its processes is left."""
         monitor = None
         self._start_step, self._has_left_to_grow = 0, False
+        count = self.config.effective_max_workers
+        phase = f"starting TensorFlow on {count} worker{'s' * (count > 1)}"
+        self.report(ProgressEvent(time=time.time(), phase=phase))
         try:
             self._wait_for_hosts()
             plan = self._plan()
@@ -384,7 +390,7 @@ class Gang:
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise ConfigError(
-                f"{failure}. More micro-batches are not possible: {reason}",
+                f"{str(failure).rstrip('.')}. More micro-batches are not possible: {reason}",
                 "Lower train.global_batch_size, make images or model smaller, or set "
                 "train.precision to bfloat16",
             ) from None
@@ -406,7 +412,7 @@ class Gang:
 
     def _report_restart(self, failure: TrainyardError, details: str) -> None:
         self.restarts += 1
-        message = f"{failure}. Restart {self.restarts}{details}"
+        message = f"{str(failure).rstrip('.')}. Restart {self.restarts}{details}"
         _log.warning(message)
         self._report_event("restart", message)
 

@@ -39,6 +39,8 @@ from pipeline_ops.storage.parsing import read_json_as
 
 SELF_EXPLANATORY = (ExitCode.CONFIG, ExitCode.DATA)
 """The message of such an error names place and cure, so it needs no log."""
+_LOST = Status(exit_code=ExitCode.RETRY)
+"""What counts as the status of a process that has left none."""
 _MISSED_HEARTBEATS = 3
 _MAX_NAMES = 4
 _WAITING_RANKS = {COMPILING_PHASE: 1, TRAIN_PHASE: 2, WAITING_PHASE: 2}
@@ -218,7 +220,8 @@ class WorkerMonitor:
             return self._blame(process, f"ended with {code} {step} and left no {file.name}")
         if status.exit_code == ExitCode.SUCCESS:
             return self._blame(process, f"ended {step}, but it must serve until the training ends")
-        failure = self._blame(process, f"failed {step}: {status.message}", status.exit_code)
+        failure = self._blame(process, f"failed {step}: {status.problem}", status)
+        failure.place = f"{process} failed {step}"
         return OutOfMemory(*failure.args) if status.is_out_of_memory else failure
 
     def _find_silent_process(self, limit_seconds: float) -> TrainyardError | None:
@@ -293,10 +296,10 @@ class WorkerMonitor:
         limit: float = step_seconds * steps
         return min(limit, step_seconds + 2 * steps / process.rate) if process.rate else limit
 
-    def _blame(
-        self, process: _Process, problem: str, exit_code: ExitCode = ExitCode.RETRY
-    ) -> TrainyardError:
+    def _blame(self, process: _Process, problem: str, status: Status = _LOST) -> TrainyardError:
+        cures = [status.cure]
+        if status.exit_code not in SELF_EXPLANATORY:
+            cures.append(f"See {self._attempt.worker_log(process.spec.name)}.")
+        cure = " ".join(filter(None, cures))
         message = f"{process} {problem.rstrip('.')}"
-        if exit_code not in SELF_EXPLANATORY:
-            message += f". Its log is {self._attempt.worker_log(process.spec.name)}"
-        return make_error(exit_code, message)
+        return make_error(status.exit_code, message, cure, status.location)

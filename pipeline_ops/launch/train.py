@@ -11,8 +11,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.model_data_rules import check_train_split
@@ -239,12 +240,15 @@ def export_candidate(
         if outcome is None:
             raise MachineError(
                 f"the process that writes the candidate ended with {code} and left no "
-                f"{status.name}. Its log is {log}"
+                f"{status.name}",
+                f"See {log}.",
             )
-        message = f"cannot write the candidate: {outcome.message.rstrip('.')}"
+        problem = f"cannot write the candidate: {outcome.problem.rstrip('.')}"
+        cures = [outcome.cure]
         if outcome.exit_code is not ExitCode.CONFIG:
-            message += f". The log is {log}"
-        raise make_error(outcome.exit_code, message)
+            cures.append(f"See {log}.")
+        cure = " ".join(filter(None, cures))
+        raise make_error(outcome.exit_code, problem, cure, outcome.location)
     if target := spec.target:
         host_pool.wait_for(lambda: fetch_files(open_root(target), folder))
 
@@ -310,7 +314,7 @@ def _run_candidate(
                 message = f"the process that writes the candidate on {host.name} {problem}"
                 if is_killed or hangs == config.max_restarts:
                     log = job.attempt.worker_log(_CANDIDATE)
-                    raise MachineError(f"{message}. Its log is {log}")
+                    raise MachineError(message, f"See {log}.")
                 hangs, is_killed = hangs + 1, True
                 kill = Command(action="signal", name=_CANDIDATE, signal=signal.SIGKILL)
                 host_pool.send(host.name, kill)
@@ -403,12 +407,28 @@ def summarize_training(
             "step_shares": {name: end.shares for name, end in ends.items() if end.shares},
             "gpus": {name: end.gpus for name, end in ends.items() if end.gpus},
             "best_monitor": config.best_monitor,
+            "early_stop": describe_early_stop(config, state, dataset),
             "seconds": round(seconds, 2),
             "class_names": dataset.class_names,
             "image_shape": dataset.image_shape,
             "task": dataset.task,
         }
     )
+
+
+def describe_early_stop(config: Train, state: Mapping[str, Any], dataset: DatasetFigures) -> str:
+    """Says at which epoch a training has stopped early, and by which rule. "" if it has not."""
+    if not state["stopped_early"]:
+        return ""
+    rule, waited = config.early_stopping, state["patience"].get("early_stopping", 0)
+    reason = "a callback has stopped it"
+    if rule and waited >= rule.patience_epochs:
+        epochs = f"{waited} epoch{'s' * (waited > 1)}"
+        reason = f"no better {rule.monitor.replace('_', ' ')} for {epochs}"
+    # Of a data set of the author's own, the number of examples is not known here.
+    count = config.count_epochs(dataset.num_examples["train"])
+    total = "" if config.dataset else f" of {count}"
+    return f"stopped early at epoch {len(state['history'])}{total}: {reason}"
 
 
 def warn_of_validation(dataset: DatasetFigures) -> list[str]:

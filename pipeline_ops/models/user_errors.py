@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from traceback import FrameSummary
@@ -21,6 +20,7 @@ from pipeline_ops.config.train import Train
 from pipeline_ops.errors import ConfigError, TrainyardError
 from pipeline_ops.storage.local_files import DISK_ERRORS
 from pipeline_ops.storage.read_errors import has_disk_error_message, summarize_error
+from pipeline_ops.user_code.code_location import FRAME, list_frames
 from pipeline_ops.user_code.models import collect_paths
 from pipeline_ops.user_code.modules import is_installed
 
@@ -32,8 +32,6 @@ _CALL = re.compile(
     re.S,
 )
 """The layer and the cause in a message of Keras."""
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
-"""File, line and function of a frame in a text."""
 _NUMBER = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s+", re.M)
 """The beginning of each error, where a graph has several."""
 _OURS = str(Path(__file__).parents[1])
@@ -64,7 +62,7 @@ def explain(error: Exception) -> tuple[str, str]:
     message = str(error.args[0]) if isinstance(error, KeyError) else text
     if found := _CALL.search(message, max(message.rfind("Exception encountered when"), 0)):
         kind, text = f"{kind} in {found[1]}", found[2].rstrip(".")
-    elif "in user code:" in text and (frames := [*_FRAME.finditer(text)]):  # of AutoGraph
+    elif "in user code:" in text and (frames := [*FRAME.finditer(text)]):  # of AutoGraph
         # It ends with the type and the cause, after a line of code.
         text = text[frames[-1].end() :].partition("\n\n")[2].strip().removeprefix(f"{kind}: ")
     cause = summarize_error(Exception(_NUMBER.sub("", text))) if text.strip() else ""
@@ -77,13 +75,8 @@ def locate(frames: Iterable[FrameSummary]) -> str:
 
 
 def list_own_frames(error: BaseException, paths: Iterable[str] = ()) -> list[FrameSummary]:
-    """Returns the frames of an author's code behind an error, as `list_own` does.
-
-    An operation of a graph was made by the frames in the text of its error.
-    """
-    found = [*traceback.extract_tb(error.__traceback__)]
-    found += (FrameSummary(each[0], int(each[1]), each[2]) for each in _FRAME.findall(str(error)))
-    return list_own(found, paths)
+    """Returns the frames of an author's code behind an error, as `list_own` does."""
+    return list_own(list_frames(error), paths)
 
 
 def list_own(frames: Iterable[FrameSummary], paths: Iterable[str] = ()) -> list[FrameSummary]:
@@ -137,7 +130,7 @@ def convert_user_errors(subject: str, is_user_code: bool, suffix: str = "") -> I
         if "URL fetch failure" in str(error):
             cure = "Nothing is downloaded: leave weights out, and name a file in train.warm_start."
         raise ConfigError(
-            f"{subject} raised {describe_call(error)}{place}{suffix}. {cure}"
+            f"{subject} raised {describe_call(error)}{place}{suffix}", cure
         ) from error
 
 
@@ -158,8 +151,8 @@ def convert_training_errors(config: Train) -> Iterator[None]:
             raise
         _log.exception("the author's code has failed")
         raise ConfigError(
-            f"{_name_keys(paths, frames)} raised {describe_call(error)}{locate(frames)}. Correct "
-            "it, then retry."
+            f"{_name_keys(paths, frames)} raised {describe_call(error)}{locate(frames)}",
+            "Correct it, then retry.",
         ) from error
 
 

@@ -1,7 +1,11 @@
 """The trigger form: the fields that a run may set, from the config's own classes.
 
-A field is named by its dotted path in the YAML, as in the conf of a run. A version is a free text:
-a list of all versions would be part of the serialized DAG, and each new one would change it.
+A field is named by its dotted path in the YAML, as in the conf of a run. A version is a free text,
+for which the form proposes what needs no reading: a list of versions or data sets would be part of
+the serialized DAG, each new one would change it, and each parse of the file would read the store.
+
+A wrong value is refused by the form's server, which keeps what was typed and starts no run that
+fails. So a pattern stands alone in its schema: jsonschema's message for that is one line.
 """
 
 from __future__ import annotations
@@ -101,9 +105,9 @@ def _make_param(config: PipelineConfig, field: ConfigField) -> Param | None:
     if field.key not in config.per_run and all(map(str.isidentifier, choices)):
         schema["enum"] = [value, *(choice for choice in choices if choice != value)]
     elif field.run_pattern and field.key not in config.per_run:
-        schema["allOf"] = [
-            {"anyOf": [{"pattern": f"^({field.run_pattern})$"}, {"enum": [value, None]}]}
-        ]
+        own = [re.escape(value)] if isinstance(value, str) else []
+        schema["pattern"] = f"^({'|'.join([field.run_pattern, *own])})$"
+        schema["examples"] = [choice for choice in choices if choice.isidentifier()]
     title = _TITLE_OVERRIDES.get(field.key) or _format_title(name)
     if not _is_open(config, field):
         task, _, rest = parent.replace("_", " ").partition(".")

@@ -14,7 +14,7 @@ import time
 
 from pipeline_ops.contract.cancellation import LOST, read_cancellation_reason, request_cancellation
 from pipeline_ops.contract.layout import Attempt
-from pipeline_ops.contract.request import Status, read_request, read_status
+from pipeline_ops.contract.request import Request, Status, read_request, read_status
 from pipeline_ops.errors import ConfigError, DataError, MachineError, TrainyardError
 from pipeline_ops.places.local import LocalPlace
 from pipeline_ops.places.place import JobState, Place
@@ -70,13 +70,18 @@ class JobHandle:
         self._next_check = 0.0
         self._silence = SilenceClock()
 
+    def read_request(self) -> Request | None:
+        """Returns its request, or None if that cannot be read."""
+        try:
+            return read_request(self.attempt.request)
+        except (TrainyardError, OSError):
+            return None
+
     @property
     def reason(self) -> str:
         """The reason why it was started; "" if its request cannot be read."""
-        try:
-            return read_request(self.attempt.request).reason
-        except (TrainyardError, OSError):
-            return ""
+        request = self.read_request()
+        return request.reason if request else ""
 
     def is_alive(self) -> bool:
         """Returns whether the job runs, or may run. It may if its place can't be asked."""

@@ -103,6 +103,14 @@ def find_canceller(dag_id: str, run_id: str, since: dt.datetime | None, session:
 
     Returns "" if nobody has.
     """
+    ending = find_ending(dag_id, run_id, since, session)
+    return ending[0] if ending else ""
+
+
+def find_ending(
+    dag_id: str, run_id: str, since: dt.datetime | None, session: Session
+) -> tuple[str, dt.datetime | None] | None:
+    """Finds who has marked a run or one of its tasks failed, and when. None if nobody has."""
     from sqlalchemy import select
 
     from pipeline_ops.contract.outcome import ENDING_EVENTS, is_ending_event
@@ -117,5 +125,5 @@ def find_canceller(dag_id: str, run_id: str, since: dt.datetime | None, session:
     for owner, event, extra, time in entries:
         is_new = since is None or time is None or time >= since
         if is_new and is_ending_event(event, extra):
-            return str(owner)
-    return ""
+            return str(owner), time
+    return None

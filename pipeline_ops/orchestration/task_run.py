@@ -104,6 +104,7 @@ class TaskRun:
         changes = {
             "store": record.store + read_usage(),
             "try_number": ti.try_number if ti.task_id == task else None,
+            "config_folder": str(self.config.file.parent) if record.message else "",
         }
         counted = record.model_copy(update=changes)
         write_record(self.layout.task_record(self.run_id, task), counted)

@@ -243,11 +243,12 @@ class JobOperator(BaseOperator):
     def _finish(self, run: TaskRun, handle: JobHandle, status: Status) -> Any:
         handle.clean_up()
         if not status.exit_code.leaves_manifest:
-            self._fail(run, status.exit_code, status.message, handle)
+            self._fail(run, status, handle)
         try:
             manifest = run.layout.check_manifest(self.job, status.manifest or "")
         except DataError as error:
-            self._fail(run, error.exit_code, f"{handle.attempt.status}: {error}", handle)
+            error.add_location(str(handle.attempt.status))
+            self._fail(run, Status.of_error(error), handle)
         self.log.info("%s: %s", status.exit_code.name, manifest)
         record = TaskRecord(
             state="success",
@@ -271,16 +272,20 @@ class JobOperator(BaseOperator):
         try:
             yield
         except TrainyardError as error:
-            self._fail(run, error.exit_code, str(error))
+            self._fail(run, Status.of_error(error))
 
-    def _fail(
-        self, run: TaskRun, exit_code: ExitCode, message: str, handle: JobHandle | None = None
-    ) -> NoReturn:
+    def _fail(self, run: TaskRun, status: Status, handle: JobHandle | None = None) -> NoReturn:
         """Turns an exit code into a retry, a permanent failure, or a skipped task."""
+        exit_code, message = status.exit_code, status.message
+        request = handle.read_request() if handle else None
         record = TaskRecord(
             state="pruned" if exit_code is ExitCode.PRUNED else "failed",
-            reason=handle.reason if handle else "",
+            reason=request.reason if request else "",
+            artifact=request.artifact if request else None,
             message=message,
+            cure=status.cure,
+            location=status.location,
+            place=status.place,
             exit_code=exit_code,
             attempt=str(handle.attempt.folder) if handle else None,
         )

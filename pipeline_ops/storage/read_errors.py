@@ -66,8 +66,8 @@ def make_read_error(message: str, error: Exception, remedy: str = "") -> Trainya
         is_disk_error = type(error).__name__ in _DISK_ERROR_TYPES or has_disk_error_message(error)
     if is_disk_error:
         return MachineError(
-            f"{message}: {summarize_error(error)}. "
-            "Repair the disk or the file's permissions, then retry."
+            f"{message}: {summarize_error(error)}",
+            "Repair the disk or the file's permissions, then retry.",
         )
     return DataError(f"{message}: {summarize_error(error)}{remedy}")
 

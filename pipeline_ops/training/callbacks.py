@@ -287,9 +287,9 @@ class _NamedList:
                 f"{locate(list_own_frames(error, paths))}"
             )
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-                raise MachineError(f"{message}. Repair the disk, then retry.") from error
+                raise MachineError(message, "Repair the disk, then retry.") from error
             _log.exception("a callback has failed")
-            raise ConfigError(f"{message}. Correct it, then retry.") from error
+            raise ConfigError(message, "Correct it, then retry.") from error
 
     def prepare_to_continue(self, num_epochs: int) -> None:
         """Makes files continue after the given epochs."""
@@ -362,8 +362,8 @@ def load_callbacks(
             raise
         except Exception as error:  # a user's code may raise any exception
             raise ConfigError(
-                f"{where} cannot be created: {type(error).__name__}: {error}. Correct its "
-                f"arguments: {path}: {{name: value}}"
+                f"{where} cannot be created: {type(error).__name__}: {error}",
+                f"Correct its arguments: {path}: {{name: value}}",
             ) from error
     callbacks = list(loaded) if isinstance(loaded, list | tuple) else [loaded]
     for callback in callbacks:

@@ -3,8 +3,8 @@
 `job/model_check.py` starts it, writes the request to its stdin, and explains why the check has its
 own process. It builds the model, the loss, the metrics, the callbacks and the change of images of
 the author's own, and computes one batch of random pixels. The answer is a JSON file. Its `fault`
-begins with a key of the config. Its `missing` gives the reason why the check could not run. Its
-`remark` is something to tell about a model that has passed.
+is an `Explanation` whose message begins with a key of the config. Its `missing` gives the reason
+why the check could not run. Its `remark` is something to tell about a model that has passed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline_ops.config.model_catalogue import is_user_function
 from pipeline_ops.config.train import MAX_STEPS, Train
+from pipeline_ops.contract.explanation import Explanation
 from pipeline_ops.errors import ConfigError, DataError, MachineError
 from pipeline_ops.job.job_code import write_user_files
 from pipeline_ops.job.model_check import ModelCheckRequest
@@ -164,7 +165,7 @@ def use_code(request: ModelCheckRequest, work: Path) -> Iterator[Path]:
 
 def main() -> None:
     request = ModelCheckRequest.model_validate_json(sys.stdin.read())
-    answer = {"missing": _missing} if _missing else {}
+    answer: dict[str, Any] = {"missing": _missing} if _missing else {}
     try:
         if not _missing:
             configure_two_devices()
@@ -172,7 +173,8 @@ def main() -> None:
             with use_code(request, work) as folder:
                 answer = {"remark": check_model(request, folder, work)}
     except (ConfigError, DataError) as error:
-        answer = {"fault": str(error)}
+        fault = Explanation(message=str(error), cure=error.cure, location=error.location)
+        answer = {"fault": fault.model_dump(mode="json")}
     write_json(Path(sys.argv[1]), answer)
 
 

@@ -147,7 +147,7 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
         result = entry()
         status = Status(exit_code=ExitCode.SUCCESS)
     except TrainyardError as error:
-        status = Status(exit_code=error.exit_code, message=str(error))
+        status = Status.of_error(error)
     except Exception as error:
         _log.exception("the process has failed")  # a full disk may refuse the log
         # The first lines. TensorFlow's messages can fill pages, and the log has them.

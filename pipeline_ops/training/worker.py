@@ -139,7 +139,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         progress.report(
             "trained",
             trainer.state.step,
-            trainer.state.step,
+            trainer.input.total_steps,
             "steps",
             shares=trainer.times.compute_shares(),
             gpus=trainer.gpu_monitor.gpus,

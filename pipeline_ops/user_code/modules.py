@@ -88,7 +88,7 @@ def import_module(module: str, remedy: str) -> ModuleType:
         # Without a file, the module itself was not found.
         line = "" if last.filename.startswith("<") else f" ({last.filename}:{last.lineno})"
         raise ConfigError(
-            f"cannot import the module {module}: {type(error).__name__}: {error}{line}. {remedy}"
+            f"cannot import the module {module}: {type(error).__name__}: {error}{line}", remedy
         ) from error
 
 

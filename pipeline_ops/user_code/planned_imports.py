@@ -27,6 +27,7 @@ from typing import NamedTuple
 from pipeline_ops.contract.source_code import PACKAGES, digest_tree
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.system.host import parse_source
+from pipeline_ops.user_code.code_location import LOCATION, find_location
 
 FOLDER = "user_code"
 """The folder of the copies, beside the request of a job."""
@@ -58,6 +59,7 @@ def import_as_planned(code: PlannedCode) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        attach_location(error, code)
         error.args = tuple(
             _name_originals(each, code) if isinstance(each, str) else each for each in error.args
         )
@@ -67,6 +69,12 @@ def import_as_planned(code: PlannedCode) -> Iterator[None]:
         for name in [name for name in sys.modules if finder.has_copy(name)]:
             del sys.modules[name]
         sys.modules.update(hidden)
+
+
+def attach_location(error: Exception, code: PlannedCode | None) -> None:
+    """Adds the line of the author's code to an error, if that code has caused it."""
+    if code and (found := find_location(error, code.folder, code.original, code.digests)):
+        setattr(error, LOCATION, found)
 
 
 def get_planned_code() -> PlannedCode | None:

@@ -183,7 +183,7 @@ KEPT_BACK = "this model was in service before, as version 1, and was replaced by
         (
             facts(failed="train", records={"train": None}),
             "failed",
-            "Failed in train, which left no message. Its log in Airflow says more.",
+            "Failed in train, which left no message. The log in Airflow says more.",
         ),
         (
             failing(ExitCode.BUG, "x" * 400),
@@ -199,7 +199,7 @@ def test_each_outcome_has_its_sentence(run, kind, sentence):
 
 def test_a_failure_keeps_its_whole_message_and_says_what_to_do_next():
     outcome = describe_outcome(failing(ExitCode.CONFIG, "/data/a.yaml:3: no\nsecond line"))
-    assert outcome.reason == "/data/a.yaml:3: no\nsecond line"
+    assert outcome.reason == "a.yaml:3: no\nsecond line"
     assert outcome.next_step.startswith("Correct it, then clear the task train")
 
 

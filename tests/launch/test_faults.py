@@ -25,12 +25,12 @@ FAULTS = [
     (
         "worker 0",
         KILL,
-        "worker 0 on localhost was killed by signal 9 (SIGKILL) at step 22. Its log is",
+        "worker 0 on localhost was killed by signal 9 (SIGKILL) at step 22. See ",
     ),
     (
         "worker 1",
         KILL,
-        "worker 1 on localhost was killed by signal 9 (SIGKILL) at step 22. Its log is",
+        "worker 1 on localhost was killed by signal 9 (SIGKILL) at step 22. See ",
     ),
     ("fork server", KILL, "host localhost: its fork server ended with -9. Its log is"),
     ("agent", KILL, "host localhost: the connection ended"),
@@ -238,7 +238,7 @@ def test_a_killed_process_that_writes_the_candidate_is_named_and_the_next_try_tr
     assert job.end() == ExitCode.RETRY
     assert (
         "the process that writes the candidate ended with -9 and left no candidate.status.json. "
-        "Its log is"
+        "See "
     ) in job.message()
     assert not job.job.folder.local.exists()
     again = start("second")

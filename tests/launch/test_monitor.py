@@ -64,7 +64,7 @@ def test_the_echo_of_a_killed_peer_is_not_taken_for_the_cause(tmp_path):
     scene.ends("worker 0", 75, ECHO)
     scene.ends("worker 1", -9)
     assert scene.cause().startswith(
-        "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40. Its log is"
+        "worker 1 on h2 was killed by signal 9 (SIGKILL) at step 40. See "
     )
 
 

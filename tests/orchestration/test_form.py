@@ -89,6 +89,18 @@ def test_a_run_may_begin_with_a_published_model(value):
     assert make_form_params(load_config(DIGITS))["train.warm_start"].resolve(value) == value
 
 
+def test_a_version_is_proposed_and_a_wrong_one_is_refused_in_one_line(tmp_path):
+    own = load_config(write_config(tmp_path, {"train.warm_start": "weights/first+1.npz"}))
+    for config in (load_config(DIGITS), own):
+        param = make_form_params(config)["train.warm_start"]
+        assert param.schema["examples"] == ["champion"]
+        with pytest.raises(ParamValidationError) as refused:
+            param.resolve("versoin 1")
+        line = str(refused.value).splitlines()[0]
+        assert "'versoin 1' does not match '^(champion|version " in line and "anyOf" not in line
+    assert param.resolve() == "weights/first+1.npz"
+
+
 def test_no_field_of_the_form_is_empty_and_required():
     """Airflow's form cannot be sent with an empty required field, and gives no reason."""
     params = make_form_params(load_config(DIGITS))

@@ -27,11 +27,16 @@ from upstream_artifacts import copy_artifacts
 
 from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.contract.cancellation import STORE_KEY, request_cancellation
-from pipeline_ops.contract.layout import Layout
+from pipeline_ops.contract.layout import Layout, find_checkpoint_step
 from pipeline_ops.contract.manifest import read_manifest, write_manifest
 from pipeline_ops.contract.progress import ProgressReader
 from pipeline_ops.contract.request import read_status
-from pipeline_ops.contract.results import EvaluationFigures, ModelEvaluation, RuleVerdict
+from pipeline_ops.contract.results import (
+    EvaluationFigures,
+    ModelEvaluation,
+    RuleVerdict,
+    TrainingFigures,
+)
 from pipeline_ops.contract.task_record import read_record
 from pipeline_ops.errors import ConfigError, ExitCode
 from pipeline_ops.job.model_check import check_training, plan_training
@@ -40,7 +45,7 @@ from pipeline_ops.orchestration.tasks import ExportOperator, PreprocessOperator,
 from pipeline_ops.orchestration.trigger import JobTrigger
 from pipeline_ops.places.local import read_identity
 from pipeline_ops.places.place import build_job_environment
-from pipeline_ops.storage.open_store import open_root
+from pipeline_ops.storage.open_store import open_path, open_root
 from pipeline_ops.system.processes import JOB_PYTHON, find_group_members
 
 NETS = """
@@ -138,6 +143,46 @@ def test_a_wrong_model_is_told_as_by_the_first_task_and_before_shards_are_read(r
     with pytest.raises(AirflowFailException) as told:
         made.execute()
     assert str(told.value) == f"train: CONFIG: {expected.value}"
+
+
+STOPS = """
+from keras.callbacks import Callback
+
+class Stops(Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            return logs["lose"]
+"""
+
+
+def test_a_failed_job_leaves_the_authors_line_the_cure_and_its_checkpoint(run, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "stops.py").write_text(STOPS)
+    made = run(author={"train.callbacks": ["stops:Stops"]})
+    with pytest.raises(AirflowFailException, match="Correct it, then retry.$"):
+        made.execute()
+    record = made.record()
+    assert record.cure == "Correct it, then retry."
+    where = record.location
+    assert (where.file, where.line, where.function) == ("stops.py", 7, "on_epoch_end")
+    assert where.source[where.line - where.first_line] == '            return logs["lose"]'
+    assert len(where.source) == 4 and where.first_line == 4, "the file has 7 lines"
+    problem = record.hide_folders(record.problem, str(tmp_path))
+    assert problem.endswith("raised KeyError in on_epoch_end: 'lose' (stops.py:7)")
+    assert str(tmp_path) not in problem
+    assert find_checkpoint_step(open_path(record.artifact)) >= 5
+
+
+def test_a_training_says_that_it_starts_and_why_it_has_stopped_early(run):
+    rule = {"monitor": "validation_loss", "patience_epochs": 1, "min_delta": 100.0}
+    made = run(author={"train.early_stopping": rule})
+    manifest = read_manifest(open_path(made.execute()))
+    figures = TrainingFigures.model_validate(manifest.figures)
+    reason = "no better validation loss for 1 epoch"
+    assert figures.early_stop == f"stopped early at epoch 2 of 4: {reason}"
+    phases = [event.phase for event in ProgressReader(made.handle.attempt.progress).read_new()]
+    assert "starting TensorFlow on 2 workers" in phases
+    assert phases.index("starting TensorFlow on 2 workers") < phases.index("joining")
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):

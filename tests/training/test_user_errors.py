@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from config_files import write_config
 from gangs import QUICK, train
 
+from pipeline_ops.config.pipeline import load_config
 from pipeline_ops.errors import ConfigError
+from pipeline_ops.job.model_check import check_training, plan_training
 from pipeline_ops.models.user_errors import describe_call
 
 FAULTY = Path(__file__).with_name("faulty.py")
@@ -65,10 +69,29 @@ def test_an_error_in_a_training_ends_with_the_cause_and_the_authors_line(
     lines = FAULTY.read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.endswith(f"# at: {case}"))
     assert cause in message
-    assert message.endswith(f" ({FAULTY}:{number}). Correct it, then retry")
+    assert message.endswith(f" ({FAULTY}:{number}). Correct it, then retry.")
+    location = raised.value.location
+    assert (location.file, location.line) == (FAULTY.name, number)
+    assert Path(location.folder) / location.file == FAULTY
+    assert location.source[number - location.first_line] == lines[number - 1][:200]
+    assert raised.value.cure == "Correct it, then retry."
     assert "log is" not in message and "\n" not in message
     index = message.partition(" on ")[0].removeprefix("worker ")
     assert "Traceback" in job.attempt.worker_log(f"worker {index}").read_text()
+
+
+def test_the_check_of_a_model_names_the_authors_line_apart(
+    tmp_path,
+):
+    text = "def build(shape, classes):\n    return shape.size\n"
+    (tmp_path / "nets.py").write_text(text)
+    config = load_config(write_config(tmp_path, {"train.model": "nets:build"}))
+    with pytest.raises(ConfigError) as raised:
+        check_training(plan_training(config, sys.executable), "classification", (8, 8, 1), 10)
+    where = raised.value.location
+    assert (where.file, where.line, where.folder) == ("nets.py", 2, str(tmp_path))
+    assert where.source == tuple(text.splitlines())
+    assert raised.value.cure == "Correct it."
 
 
 def test_of_several_errors_of_a_graph_the_first_is_named():

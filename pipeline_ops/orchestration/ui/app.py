@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
 from fastapi import Cookie, Depends, FastAPI, Form, HTTPException, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 
 from pipeline_ops.contract.outcome import Kind
 from pipeline_ops.contract.results import ANSWERS
@@ -48,6 +48,7 @@ from pipeline_ops.orchestration.ui.data import (
     format_rejected,
     view_data,
 )
+from pipeline_ops.orchestration.ui.failure import read_job_file, view_failure
 from pipeline_ops.orchestration.ui.head import view_head
 from pipeline_ops.orchestration.ui.model_change import Action, plan_change
 from pipeline_ops.orchestration.ui.model_list import view_models
@@ -263,6 +264,7 @@ def _log_and_redirect(
 
 
 CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
+CAN_READ_LOGS = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGES = ("report", "data")
@@ -353,7 +355,12 @@ def show_progress(
     """Shows a run in progress, or one task of it."""
     run, now = find_run(dag_id, run_id, session), dt.datetime.now(dt.UTC)
     tasks = [task for task in view_tasks(run, now) if task_id in (None, task.name)]
-    return render("progress.html", IN_PIPELINE, run=run, tasks=tasks, head=view_head(run, session))
+    head = view_head(run, session)
+    failure = view_failure(run, head, session)
+    if failure and task_id not in (None, failure.task):
+        failure = None
+    values = {"run": run, "tasks": tasks, "head": head, "failure": failure}
+    return render("progress.html", IN_PIPELINE, **values)
 
 
 @app.get("/pipelines/{dag_id}/report", dependencies=[CAN_READ_RUN])
@@ -362,11 +369,13 @@ def show_report(
 ) -> HTMLResponse:
     """Shows the pages that a run has left, in a sandboxed frame."""
     run = find_run(dag_id, run_id, session)
+    head = view_head(run, session)
     return render(
         "report.html",
         IN_PIPELINE,
         run=run,
-        head=view_head(run, session),
+        head=head,
+        failure=view_failure(run, head, session),
         page=page,
         available_pages=_list_pages(run),
         has_rejected=page == "data" and find_rejected(run) is not None,
@@ -456,6 +465,15 @@ def show_predictions(
         label=chosen,
         view=view_predictions(file, counts, page, show, chosen) if counts and file else None,
     )
+
+
+@app.get("/pipelines/{dag_id}/job-file", dependencies=[CAN_READ_RUN, CAN_READ_LOGS])
+def show_job_file(
+    dag_id: str, run_id: str, task: str, name: str, session: SessionDep
+) -> PlainTextResponse:
+    """Shows the end of a log, or of the list of rejected files, as plain text."""
+    content = read_job_file(find_run(dag_id, run_id, session), task, name)
+    return PlainTextResponse(content, headers={"Content-Security-Policy": SANDBOX})
 
 
 def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:

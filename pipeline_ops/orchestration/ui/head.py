@@ -28,11 +28,15 @@ _TONES = {
 
 @dataclasses.dataclass(frozen=True)
 class RunHead:
-    """`tone` is the colour: good, warn, bad or quiet. `champion` is the version in service now."""
+    """`tone` is the colour: good, warn, bad or quiet. `champion` is the version in service now.
+
+    `failed` is the first task that has failed or was ended, or "".
+    """
 
     outcome: RunOutcome
     tone: str
     champion: int | None
+    failed: str = ""
 
 
 def view_head(run: PipelineRun, session: SessionDep) -> RunHead | None:
@@ -60,4 +64,4 @@ def view_head(run: PipelineRun, session: SessionDep) -> RunHead | None:
     champion = None
     with contextlib.suppress(TrainyardError, OSError):  # the page of the model says why
         champion = Registry(run.ref.registry).read_aliases().names.get(CHAMPION)
-    return RunHead(outcome, _TONES.get(outcome.kind, "warn"), champion)
+    return RunHead(outcome, _TONES.get(outcome.kind, "warn"), champion, failed)

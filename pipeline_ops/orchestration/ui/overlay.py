@@ -244,9 +244,10 @@ def _compare_facts(runs: Sequence[OverlaidRun]) -> list[Row]:
         if training := run.training:
             facts |= {
                 "Epochs": f"{len(training.history):,}" + ", stopped early" * training.stopped_early,
+                **({"Early stop": training.early_stop} if training.early_stop else {}),
                 "Best epoch": str(training.best_epoch + 1),
                 "Steps": f"{training.steps:,}",
-                "Strategy": training.strategy.replace("_", " "),
+                "Strategy": training.strategy,
                 "Workers": str(training.workers),
                 "Restarts": str(training.restarts),
                 "Parameters": f"{training.num_parameters:,}",

@@ -24,6 +24,7 @@ from pipeline_ops.contract.dataset import DatasetFigures, list_shards
 from pipeline_ops.contract.layout import list_worker_progress
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader, read_last_event
+from pipeline_ops.contract.results import TrainingFigures
 from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.errors import TrainyardError
 from pipeline_ops.orchestration.airflow_runs import PipelineRun, TaskState
@@ -88,7 +89,8 @@ def draw_curves(
             drawing = draw_line_chart(
                 name, lines, x_label, frame=LARGE, has_dots=False, is_thinned=is_thinned
             )
-            charts.append(Chart(format_metric_title(name), draw_legend(lines), drawing))
+            legend = draw_legend(lines) if len(points) > 1 else Markup()
+            charts.append(Chart(format_metric_title(name), legend, drawing))
     return charts
 
 
@@ -208,6 +210,12 @@ _WORDS = {
     "up_for_retry": "is tried again soon",
     "upstream_failed": "not reached",
 }
+_PHASES = {
+    "candidate": "writing the model",
+    "joining": "waiting for all workers",
+    "validate": "validation",
+}
+_MAX_PHASE_MESSAGE = 100
 _LOG_LINES, _LOG_BYTES = 30, 8192
 _WAITING = ("", "scheduled", "queued", "none")
 _ACTIVE = ("running", "deferred", "queued", "scheduled", "restarting", "up_for_retry")
@@ -250,13 +258,25 @@ class TaskView:
     dataset: DatasetView | None
     problems: list[str]
     """The files of the task that cannot be read, each with its path."""
-    log_end: str = ""
-    """The last lines of the job's log, if the task has failed."""
+
+    early_stop: str = ""
+    """Where and why a training has stopped before its last epoch."""
 
     @property
     def word(self) -> str:
         """The state as a person would say it."""
         return _WORDS.get(self.state, self.state.replace("_", " "))
+
+    @property
+    def phase(self) -> str:
+        """The newest phase as a person would say it, with its message if that is short."""
+        event = self.curves.latest
+        if event is None:
+            return ""
+        phase = _PHASES.get(event.phase, event.phase)
+        has_message = event.message and event.done is None
+        is_short = len(event.message) <= _MAX_PHASE_MESSAGE
+        return f"{phase}: {event.message}" if has_message and is_short else phase
 
     @property
     def rank(self) -> int:
@@ -272,6 +292,8 @@ class TaskView:
         """The result of a task that is done, as a few words."""
         if self.record and self.record.cached:
             return "unchanged"
+        if self.early_stop:
+            return self.early_stop
         if self.dataset:
             count = sum(examples for _, examples, _ in self.dataset.splits)
             return f"{count:,} examples, {self.dataset.num_rejected:,} in quarantine"
@@ -339,12 +361,14 @@ def _view_task(
         dataset=_try_read(problems, lambda: _view_dataset(run, record))
         if task_id == "preprocess"
         else None,
+        early_stop=(_try_read(problems, lambda: _read_early_stop(run, record)) or "")
+        if task_id == "train"
+        else "",
         problems=[*problems, *curves.problems],
-        log_end=_read_log_end(attempt.log) if attempt and state == "failed" else "",
     )
 
 
-def _read_log_end(file: StorePath) -> str:
+def read_log_end(file: StorePath) -> str:
     """Returns the last lines of a log, or "" if it cannot be read."""
     with contextlib.suppress(TrainyardError, OSError):
         _, content = file.read_log_end(_LOG_BYTES)
@@ -379,6 +403,16 @@ def _view_dataset(run: PipelineRun, record: TaskRecord | None) -> DatasetView | 
         rejected_by_reason=_sort_by_count(figures.rejected_by_reason),
         skipped_by_reason=_sort_by_count(figures.skipped_by_reason),
     )
+
+
+def _read_early_stop(run: PipelineRun, record: TaskRecord | None) -> str:
+    """Reads where and why a training has stopped early, or "" if its artifact has been removed."""
+    if record is None or record.manifest is None:
+        return ""
+    path = run.layout.check_manifest("train", record.manifest)
+    if not path.exists():
+        return ""
+    return TrainingFigures.model_validate(read_manifest(path).figures).early_stop
 
 
 def _sort_by_count(counts: dict[str, int]) -> list[tuple[str, int]]:

@@ -29,6 +29,7 @@ ADDRESSES = {
     "GET /pipelines/{dag_id}/predictions": "predictions",
     "GET /pipelines/{dag_id}/report/rejected.csv": "report/rejected.csv",
     "GET /pipelines/{dag_id}/data": "data",
+    "GET /pipelines/{dag_id}/job-file": "job-file?task=train&name=job.log",
     "GET /pipelines/{dag_id}/models": "models",
     "GET /pipelines/{dag_id}/models/change": "models/change?action=promote&version=1",
     "POST /pipelines/{dag_id}/models/promote": "models/promote",
@@ -81,6 +82,8 @@ def test_the_files_of_the_pages_are_served_and_no_others(client, name, media_typ
 def test_who_may_do_what(client, whole_run, name, who):
     if name.endswith("retire"):
         whole_run.publish(0.9, 0.95, 0.97)  # version 1 is neither champion nor previous
+    if name.endswith("job-file"):
+        whole_run.attempt("train", []).log.local.write_text("line\n")
     before = whole_run.registry.read_aliases()
     answer = ask(client(who), name, whole_run)
     expected = 303 if name in CHANGING else 200

@@ -98,7 +98,7 @@ def test_the_steps_stay_when_the_job_goes_on_to_what_has_none(read_page, trainin
     training.attempt("train", [*steps, make_event(done=None, total=None, phase="candidate")])
     page = read_page(training)
     assert "300 of 300" in page
-    assert "<dt>Now</dt><dd>candidate</dd>" in page
+    assert "<dt>Now</dt><dd>writing the model</dd>" in page
 
 
 def test_a_progress_file_with_bad_lines_is_shown_with_what_is_wrong(read_page, training):
@@ -167,21 +167,6 @@ def test_a_task_that_waits_for_a_person_says_where_the_answer_is_given(
     assert re.search(r"runs/manual__[^/]*/required_actions\" target=\"_top\"", page)
 
 
-def test_what_a_failed_task_has_to_say_is_shown(read_page, run_writer, set_states):
-    set_states("failed", preprocess="failed")
-    file = f"{run_writer.layout.root}/runs/x.jsonl"
-    message = f"3 files are <no> images: {file}"
-    run_writer.record("preprocess", state="failed", message=message, exit_code=65)
-    attempt = run_writer.attempt("preprocess", [])
-    attempt.log.local.write_text("".join(f"line {number}\n" for number in range(100)))
-    page = read_page(run_writer)
-    assert "3 files are &lt;no&gt; images: runs/x.jsonl" in page
-    assert "line 70\n" in page and "line 69\n" not in page and "line 99" in page
-    assert re.search(r"/tasks/preprocess\" target=\"_top\">Log in Airflow", page)
-    assert "page=data" in page
-    assert "Data refused: 3 files are &lt;no&gt; images: runs/x.jsonl." in page
-
-
 def test_what_runs_comes_first_and_what_is_done_is_folded(read_page, run_writer, set_states):
     set_states("running", preprocess="success", train="deferred")
     run_writer.dataset()
@@ -191,6 +176,59 @@ def test_what_runs_comes_first_and_what_is_done_is_folded(read_page, run_writer,
     assert ">deferred<" not in page and ">running</b>" in page
     set_states("success", preprocess="success", train="success")
     assert "</summary>" not in read_page(run_writer).partition('id="train"')[0]
+
+
+@pytest.mark.parametrize(
+    ("event", "now"),
+    [
+        ({"phase": "starting TensorFlow on 2 workers"}, "starting TensorFlow on 2 workers"),
+        ({"phase": "candidate", "message": "builds it"}, "writing the model: builds it"),
+        ({"phase": "restart", "message": "x" * 101}, "restart"),
+    ],
+)
+def test_a_phase_without_a_count_is_told_in_words_and_without_a_time_left(
+    read_page, training, event, now
+):
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    steps = [make_event(done=step, rate=2.0, eta_seconds=9.0) for step in (10, 20)]
+    training.attempt("train", [*steps, make_event(done=None, total=None, **event)])
+    page = read_page(training)
+    assert f"<dt>Now</dt><dd>{now}</dd>" in page and "Time left" not in page
+    training.attempt("train", [make_event(done=300, rate=2.0, eta_seconds=0.0)])
+    assert "Time left" not in read_page(training), "no 0 s while it still works"
+
+
+def test_a_training_that_has_stopped_early_says_where_and_why(read_page, whole_run):
+    why = "stopped early at epoch 20 of 40: no better validation loss for 6 epochs"
+    figures = {
+        "strategy": "one_device",
+        "workers": 1,
+        "steps": 892,
+        "restarts": 0,
+        "weights_digest": "0",
+        "worker_weights_digests": [],
+        "num_parameters": 1,
+        "best_epoch": 13,
+        "stopped_early": True,
+        "early_stop": why,
+        "history": [],
+        "seconds": 1.0,
+        "class_names": [],
+        "image_shape": [8, 8, 1],
+    }
+    whole_run.artifact("train", {}, figures)
+    whole_run.attempt("train", [make_event(phase="trained", done=892, total=1783)])
+    page = read_page(whole_run)
+    assert f"The training {why}." in page and "892 of 1,783" in page
+    assert "<progress" not in page
+
+
+def test_a_curve_alone_has_no_legend(read_page, training):
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    rates = [make_event(done=step, metrics={"examples_per_second": 4.0}) for step in (10, 20)]
+    training.attempt("train", rates)
+    [caption] = re.findall(r"<figcaption>(.*?)</figcaption>", read_page(training))
+    assert caption == "<b>Examples per second</b>"
 
 
 def test_a_finished_run_is_not_asked_for_again(read_page, whole_run):

@@ -84,7 +84,8 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(sandbox
     config = sandbox.config(evaluate__approval=APPROVAL)
     subject, body = _format_question(config, config.evaluate.approval, figures, "run")
     assert subject == "Publish a new version of digits?"
-    assert "[The report](http://localhost:8080/trainyard/pipelines/digits/report?run_id=run)" in body
+    report = "http://localhost:8080/trainyard/pipelines/digits/report?run_id=run"
+    assert f"[The report]({report})" in body
     assert body.endswith(" UTC, it is not published.\n")
     assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
     assert body.index("Only 2 images") < body.rindex("```")

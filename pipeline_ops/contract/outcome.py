@@ -208,13 +208,13 @@ def _describe_failure(facts: RunFacts) -> RunOutcome:
         return RunOutcome(
             kind="data_refused",
             sentence=f"Data refused: {message}",
-            reason=record.hide_folders(record.message, facts.root),
+            reason=record.message,
             next_step="Correct the data, then clear the task preprocess.",
         )
     return RunOutcome(
         kind="failed",
         sentence=f"Failed in {task}: {message}",
-        reason=record.hide_folders(record.message, facts.root),
+        reason=record.message,
         next_step=f"Correct it, then clear the task {task}: the run goes on with what is done.",
     )
 

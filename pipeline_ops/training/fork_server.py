@@ -32,6 +32,7 @@ from pipeline_ops.errors import ExitCode, TrainyardError
 from pipeline_ops.storage.local_files import write_json
 from pipeline_ops.storage.read_errors import summarize_error, to_exit_code
 from pipeline_ops.system.host import die_with_parent
+from pipeline_ops.user_code.code_location import get_location
 
 _log = logging.getLogger(__name__)
 _NO_MEMORY = re.compile(r"OOM when|out of memory|failed to allocate", re.IGNORECASE)
@@ -163,6 +164,7 @@ def run_entry(entry: Callable[[], object], status_file: Path) -> tuple[Status, o
             exit_code=ExitCode.RETRY if isinstance(error, RETRIED) else to_exit_code(error),
             message=f"{type(error).__name__}: {text[:500]}",
             is_out_of_memory=bool(no_memory),
+            location=get_location(error),
         )
     write_json(status_file, status.model_dump(mode="json"))
     return status, result

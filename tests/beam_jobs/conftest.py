@@ -34,7 +34,7 @@ from pipeline_ops.contract.dataset import (
 from pipeline_ops.contract.layout import Attempt
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.progress import ProgressReader
-from pipeline_ops.contract.request import read_status, write_request
+from pipeline_ops.contract.request import Status, read_status, write_request
 from pipeline_ops.errors import ExitCode
 from pipeline_ops.job.runner import run_request
 from pipeline_ops.planning.plan import JobPlan, plan_job
@@ -100,6 +100,7 @@ class Outcome:
     message: str
     attempt: Attempt[StorePath]
     artifact: Path
+    status: Status
 
     @property
     def manifest(self):
@@ -221,7 +222,9 @@ class Pipeline:
 
     def outcome(self, plan: JobPlan, attempt: Attempt[StorePath]) -> Outcome:
         status = read_status(attempt)
-        return Outcome(status.exit_code, status.message, attempt, Path(plan.request.artifact))
+        return Outcome(
+            status.exit_code, status.message, attempt, Path(plan.request.artifact), status
+        )
 
 
 @pytest.fixture

@@ -197,6 +197,22 @@ def test_each_outcome_has_its_sentence(run, kind, sentence):
     assert (outcome.kind, outcome.sentence) == (kind, sentence)
 
 
+def test_the_sentence_of_a_failure_has_neither_the_cure_nor_the_folders_of_a_host():
+    record = TaskRecord(
+        state="failed",
+        exit_code=ExitCode.BUG,
+        message="boom (/home/anna/boom.py:6) in /data/runs/x/attempt-0/job.log:\n  more. See it.",
+        cure="See it.",
+        attempt="/data/runs/x/attempt-0",
+        config_folder="/home/anna",
+    )
+    outcome = describe_outcome(facts(failed="train", records={"export": None, "train": record}))
+    assert outcome.sentence == "Failed in train: boom (boom.py:6) in job.log."
+    assert record.hide_folders("/mnt/data/x, /database/y, /data/z", "/data") == (
+        "/mnt/data/x, /database/y, z"
+    )
+
+
 def test_a_failure_keeps_its_whole_message_and_says_what_to_do_next():
     outcome = describe_outcome(failing(ExitCode.CONFIG, "/data/a.yaml:3: no\nsecond line"))
     assert outcome.reason == "a.yaml:3: no\nsecond line"

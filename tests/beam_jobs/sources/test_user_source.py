@@ -437,6 +437,10 @@ def test_a_bug_in_a_source_fails_the_job_and_is_not_retried(named):
     assert outcome.exit_code is ExitCode.BUG and not outcome.exit_code.is_retried
     assert "source named:named failed after 0 entries" in outcome.message
     assert "ZeroDivisionError" in outcome.message
+    assert outcome.status.cure == "Correct the source, then retry."
+    where = outcome.status.location
+    assert where.file == named.source.name
+    assert "yield 1 / 0, SourceEntry" in where.source[where.line - where.first_line]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_bug_in_a_stage_names_stage_record_place_and_error():
     place = rf"{re.escape(__file__)}:\d+"
     assert re.fullmatch(
         f"stage invert failed on cat/1.png, in {place}: ZeroDivisionError: division by zero",
-        str(caught.value),
+        caught.value.problem,
     )
 
 

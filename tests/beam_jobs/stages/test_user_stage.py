@@ -215,8 +215,13 @@ def test_a_bug_in_a_worker_process_names_stage_record_file_and_line(beside):
     line = 1 + BESIDE.splitlines().index('        raise KeyError("level")')
     assert outcome.exit_code is ExitCode.BUG
     assert outcome.message == (
-        f"stage own_stage:note failed on cat/007.png, in {file}:{line}: KeyError: 'level'"
+        f"stage own_stage:note failed on cat/007.png, in {file}:{line}: KeyError: 'level'. "
+        "Correct the stage, then retry."
     )
+    assert outcome.status.cure == "Correct the stage, then retry."
+    where = outcome.status.location
+    assert (where.file, where.line, where.folder) == (file.name, line, str(file.parent))
+    assert where.source[line - where.first_line] == '        raise KeyError("level")'
 
 
 LOOKING = """

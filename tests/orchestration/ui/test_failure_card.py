@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+import shutil
 import time
 
 import pytest
 from airflow_database import DAG, RUN
 from pages import SCRIPT
+from playwright.sync_api import sync_playwright
 
 from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.errors import CodeLocation
 from pipeline_ops.orchestration.airflow_models import Log, create_session
+from pipeline_ops.orchestration.ui.pages import FILES
 
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 SOURCE = ("def step(self):", "    loss = self.loss(x)", f'    return logs["lose"]  # {SCRIPT}', "")
 
 
@@ -49,6 +56,7 @@ def failed_training(run_writer, set_states):
         message="worker 0 on localhost failed at step 45: train.callbacks: boom:Boom raised "
         "KeyError: 'lose' (/home/anna/boom.py:12). Correct it, then retry.",
         cure="Correct it, then retry.",
+        place="worker 0 on localhost failed at step 45",
         location=CodeLocation("boom.py", 12, "step", "/home/anna", SOURCE, 10),
         artifact=str(artifact),
         attempt=str(attempt.folder),
@@ -63,7 +71,8 @@ def test_a_failed_run_says_what_where_how_to_cure_it_and_where_to_look(
     page = read_page(failed_training, path)
     text = to_text(page)
     assert "raised KeyError: 'lose' (boom.py:12)" in text and "/home/anna" not in text
-    assert "Task train, last report: train, 45 of 330 steps" in text
+    assert "What train.callbacks: boom:Boom raised KeyError: 'lose' (boom.py:12) Where" in text
+    assert "Task train, worker 0 on localhost failed at step 45" in text
     assert "boom.py, line 12, in step" in text and "def step(self):" in text
     marked = re.findall(r"12</span><mark>([^<]*)</mark>", page)
     assert len(marked) == 1 and "return logs[" in marked[0]
@@ -76,6 +85,34 @@ def test_a_failed_run_says_what_where_how_to_cure_it_and_where_to_look(
     assert str(failed_training.layout.root) not in page
     if path == "progress":
         assert page.index('class="failure"') < page.index('id="train"')
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_card_fits_a_screen_and_a_phone(read_page, failed_training, width, scheme):
+    failed_training.publish(0.9)
+    pages = {path: read_page(failed_training, path) for path in ("report", "progress")}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        screen = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        for path, page in pages.items():
+            screen.set_content(page)
+            screen.add_style_tag(content=FILES["style.css"])
+            assert screen.evaluate("document.documentElement.scrollWidth") <= width
+            card = screen.get_by_role("region", name="Failure")
+            assert card.bounding_box()["width"] > 0.9 * min(width, 1000)
+            for row in ("What", "Where", "Cure", "Look"):
+                assert card.get_by_role("term").filter(has_text=row).is_visible()
+            assert card.get_by_role("link", name="Log in Airflow").is_visible()
+            log = card.get_by_text("line 99")
+            assert not log.is_visible(), "folded"
+            card.get_by_text("End of the job's log").press("Enter")
+            assert log.is_visible()
+            if folder := os.environ.get("TRAINYARD_SCREENSHOTS"):
+                file = f"{folder}/failed-{path}-{width}-{scheme}.png"
+                screen.screenshot(path=file, full_page=True)
+        browser.close()
 
 
 def test_a_log_of_the_failed_job_is_shown_as_plain_text(client, failed_training, read_page):

@@ -146,7 +146,7 @@ HOSTILE = (
     '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
     'onload="alert(1)" width="9" height="9">'
     "<script>alert(2)</script><style>@import url(//evil.example/x.css)</style>"
-    '<foreignObject><body xmlns="http://www.w3.org/1999/xhtml"><img src="x"/></body></foreignObject>'
+    '<foreignObject><p xmlns="http://www.w3.org/1999/xhtml"><img src="x"/></p></foreignObject>'
     '<a xlink:href="javascript:alert(3)"><circle r="1"/></a>'
     '<image href="https://evil.example/p.png"/><use xlink:href="//evil.example/x.svg#a"/>'
     '<rect style="fill:url(https://evil.example/f)" fill="url( \'http://evil.example\')"/>'

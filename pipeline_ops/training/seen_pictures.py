@@ -68,8 +68,8 @@ def _describe(
             columns = (labels.first.numpy(), labels.second.numpy(), labels.share.numpy())
             for first, second, share in zip(*columns, strict=True):
                 names = (
-                    f"{class_names[first]} {share:.0%}",
-                    f"{class_names[second]} {1 - share:.0%}",
+                    f"{share:.0%} {class_names[first]}",
+                    f"{1 - share:.0%} {class_names[second]}",
                 )
                 yield [], class_names[first] if first == second else " + ".join(names)
         case _:

@@ -22,7 +22,9 @@ from pipeline_ops.input.augment import MixedLabels
 from pipeline_ops.job.local_inputs import open_host_cache, open_host_dataset
 from pipeline_ops.launch.train import train as run_train_job
 from pipeline_ops.models.boxes import Boxes
+from pipeline_ops.models.center_detector import make_head
 from pipeline_ops.models.classification import Classification
+from pipeline_ops.models.detection import Detection
 from pipeline_ops.training.input_pipeline import InputPipeline
 from pipeline_ops.training.seen_pictures import NUM_SEEN, draw_seen
 
@@ -112,6 +114,19 @@ def test_the_pictures_are_those_of_the_first_batch_and_reading_them_changes_no_b
     tf.nest.map_structure(np.testing.assert_array_equal, next(batches), next(again))
 
 
+def test_a_detectors_pictures_have_the_boxes_of_their_mosaics(scenes):
+    config = Train(model="center_detector", epochs=1, input={"augment": {"mosaic": 1.0}})
+    opened = open_host_dataset(scenes, config.input, open_host_cache(config.input), print)
+    task = Detection((128, 128, 1), make_head((128, 128, 1), 10))
+    pipeline = InputPipeline(config, opened, task, (0, 1), "", print)
+    images, labels = pipeline.read_first_examples(NUM_SEEN)
+    without = labels._replace(classes=tf.fill(tf.shape(labels.classes), -1))
+    names = pipeline.figures.class_names
+    drawn, bare = draw(images, labels, names), draw(images, without, names)
+    changed = (drawn != bare).any(-1)[8:168, 8:168]
+    assert drawn.shape == (412, 680, 3) and 0 < changed.mean() < 1
+
+
 def draw(images, labels, names=("cat", "dog")) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(draw_seen(images, labels, names))).convert("RGB"))
 
@@ -135,7 +150,7 @@ def test_mixtures_and_boxes_are_drawn_with_their_labels():
     mixed = MixedLabels(tf.constant([0, 1]), tf.constant([1, 1]), tf.constant([0.7, 1.0]))
     plain = tf.constant([0, 1])
     left, right = np.s_[170:186, 8:168], np.s_[170:186, 176:336]
-    assert (draw(images, mixed)[left] != draw(images, plain)[left]).any()  # cat 70% + dog 30%
+    assert (draw(images, mixed)[left] != draw(images, plain)[left]).any()  # 70% cat + 30% dog
     assert (draw(images, mixed)[right] == draw(images, plain)[right]).all()  # dog
     corners = tf.constant([[[0.25, 0.25, 0.75, 0.75], [0.0, 0, 0, 0]]] * 2)
     boxes = Boxes(corners, tf.constant([[0, -1], [-1, -1]]), tf.zeros((2, 2), tf.bool))

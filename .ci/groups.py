@@ -95,7 +95,10 @@ GROUPS = {
             "pipeline_ops/system",
         ),
     ),
-    "training": Group(22, ("pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training")),
+    "training": Group(
+        22,
+        ("pipeline_ops/card", "pipeline_ops/input", "pipeline_ops/models", "pipeline_ops/training"),
+    ),
     "models": Group(
         21,
         (

@@ -30,6 +30,8 @@ from beam_jobs.statistics.dataset import add_remarks, collect_statistics, find_d
 from beam_jobs.statistics.pictures import ShardReader, draw_examples
 from beam_jobs.statistics.summary import ShardSummary, Summary
 from beam_jobs.worker import BuildSpec, compute_num_processes, open_pool
+from pipeline_ops.card.collection import collect_card
+from pipeline_ops.card.page import write_card_page
 from pipeline_ops.config.preprocess import Preprocess
 from pipeline_ops.config.sources import BeamSource
 from pipeline_ops.contract import dataset
@@ -73,13 +75,15 @@ class _DatasetPlan(NamedTuple):
 
 def _make_dataset(job: Job, draft: ArtifactDraft) -> None:
     config = Preprocess.model_validate(job.request.config)
-    source = _read_source(job, config)
+    with collect_card() as card:
+        source = _read_source(job, config)
     plan = _plan_dataset(job, config, source)
     unchanged = generations.take_over(plan.delta, plan.previous, draft)
     built = _build_shards(job, config, source, plan.delta.shards, draft)
     summary.check_shapes([*unchanged, *built], job.request.config_file)
     records = _write_index(job, draft, plan, built)
     figures = _describe_dataset(job, config, source, plan, [*unchanged, *built], records, draft)
+    write_card_page(draft.folder, job.request.job, card.content)
     _write_figures(draft, config, figures)
 
 

@@ -245,6 +245,8 @@ class CandidateSpec(Message):
 STATE = "state.json"
 """The training state for the trained weights, once training is done."""
 TRAINED = "trained.npz"
+CARD = "card.json"
+"""What the author's code has shown in the chief, a `CardContent`."""
 
 
 def format_worker_digest_name(worker: int) -> str:

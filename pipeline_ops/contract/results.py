@@ -64,6 +64,8 @@ REFERENCE_OUTPUTS = "reference.npy"
 A classifier has probabilities (float32 [N, classes]), a detector has detections (float32 [N, 100,
 6]: box, score and class).
 """
+SEEN_PICTURES = "seen.png"
+"""Training: the first pictures as the model saw them, after augmentation, with labels or boxes."""
 CALLBACKS = "callbacks"
 """Training: a folder of the files that callbacks have written."""
 TENSORBOARD = "tensorboard"

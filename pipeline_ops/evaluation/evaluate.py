@@ -23,6 +23,7 @@ from pipeline_ops.contract.results import (
     METRICS,
     PREDICTIONS,
     REPORT,
+    SEEN_PICTURES,
     EvaluationFigures,
     ServingFigures,
 )
@@ -73,6 +74,7 @@ def evaluate(job: Job) -> ExitCode:
         lineage=trace_lineage(job.request, inputs),
         no_champion_reason=inputs.no_champion_reason,
         counts=counts,
+        seen=_read_seen(inputs),
     )
     with job.artifact() as draft:
         draft.figures, draft.seeds = figures.model_dump(mode="json"), found.seeds
@@ -94,6 +96,12 @@ def evaluate(job: Job) -> ExitCode:
         write_atomically(draft.folder / PREDICTIONS, draw_predictions(found, names))
         write_answers(draft.folder, found, counts)
     return ExitCode.SUCCESS if figures.gate_passed else ExitCode.GATE_NOT_PASSED
+
+
+def _read_seen(inputs: Inputs) -> bytes:
+    """Reads the pictures as the model saw them. Returns b"" if the training has none."""
+    listed = any(file.path == SEEN_PICTURES for file in inputs.challenger.manifest.files)
+    return (inputs.challenger.folder / SEEN_PICTURES).read_bytes() if listed else b""
 
 
 def _read_drift(statistics_file: Path) -> list[dict[str, Any]] | None:

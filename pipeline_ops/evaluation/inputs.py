@@ -55,12 +55,12 @@ from pipeline_ops.contract.request import Request
 from pipeline_ops.contract.results import (
     LAST_EVALUATION,
     SAVED_MODEL,
+    SEEN_PICTURES,
     TEST_SPLIT,
     EvaluationFigures,
     ModelFigures,
     TrainingFigures,
     is_saved_model_file,
-    list_saved_model_files,
 )
 from pipeline_ops.errors import DataError
 from pipeline_ops.job.local_inputs import fetch_input, use_local_inputs
@@ -161,7 +161,7 @@ def read_inputs(request: Request) -> Inputs:
 
     Raises DataError if an artifact is gone, changed or damaged, or does not belong to the others.
     """
-    request = use_local_inputs(request, {"preprocess": _is_needed, "train": is_saved_model_file})
+    request = use_local_inputs(request, {"preprocess": _is_needed, "train": _is_needed_of_training})
     dataset = _read_artifact(request.inputs["preprocess"], DatasetFigures)
     challenger = _read_artifact(request.inputs["train"], TrainingFigures)
     entry = request.inputs.get("champion")
@@ -186,7 +186,7 @@ def read_inputs(request: Request) -> Inputs:
         )
     needed = [file for file in dataset.manifest.files if _is_needed(file.path)]
     check_files(open_path(dataset.uri), dataset.manifest, needed)
-    trained = list_saved_model_files(challenger.manifest)
+    trained = [file for file in challenger.manifest.files if _is_needed_of_training(file.path)]
     check_files(open_path(challenger.uri), challenger.manifest, trained)
     if champion:
         check_files(open_path(champion.uri), champion.manifest, champion.manifest.files)
@@ -197,6 +197,10 @@ def _is_needed(path: str) -> bool:
     """Returns whether an evaluation reads a file of its data set."""
     description = QUARANTINE, INDEX, STATISTICS
     return is_shard(path, "test") or is_raw_test_file(path) or path in description
+
+
+def _is_needed_of_training(path: str) -> bool:
+    return is_saved_model_file(path) or path == SEEN_PICTURES
 
 
 def _read_artifact(entry: Input, figures: type[FiguresT]) -> Artifact[FiguresT]:

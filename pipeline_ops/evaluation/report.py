@@ -111,6 +111,8 @@ class ReportData:
     lineage: Lineage
     no_champion_reason: str
     counts: ThresholdCounts
+    seen: bytes = b""
+    """The PNG of the first pictures as the model saw them. Older trainings have none."""
     serving: ServingComparison | None = None
 
 
@@ -187,6 +189,7 @@ def render_report(found: ClassifierFindings | DetectorFindings, data: ReportData
         last_metrics=last_metrics[:_NUM_LAST_METRICS],
         production=_describe_production(data.serving) if data.serving else None,
         to_data_uri=to_data_uri,
+        seen=f"data:image/png;base64,{base64.b64encode(data.seen).decode()}" if data.seen else "",
         num_samples=NUM_SAMPLES,
         **values,
     )

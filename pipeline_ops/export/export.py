@@ -40,9 +40,9 @@ from pipeline_ops.contract.results import (
     list_saved_model_files,
 )
 from pipeline_ops.errors import DataError, ExitCode
-from pipeline_ops.export.card import write_card
 from pipeline_ops.export.check import check_format, check_serving
 from pipeline_ops.export.formats import FORMAT_PATHS, run_converter
+from pipeline_ops.export.model_card import write_card
 from pipeline_ops.export.warmup import write_warmup
 from pipeline_ops.job.local_inputs import fetch_input, use_local_inputs
 from pipeline_ops.job.runner import Job, run_job

@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline_ops.card.items import CardContent
+from pipeline_ops.card.page import MAX_CARD_PAGE_BYTES, write_card_page
 from pipeline_ops.config.hosts import Hosts, parse_hosts
 from pipeline_ops.config.model_data_rules import check_train_split
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.dataset import DatasetFigures
 from pipeline_ops.contract.gang_protocol import (
+    CARD,
     STATE,
     AgentSpec,
     CandidateSpec,
@@ -35,7 +38,13 @@ from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.contract.remarks import describe_small_splits
 from pipeline_ops.contract.request import Status
-from pipeline_ops.contract.results import CALLBACKS, DIVERGED, TENSORBOARD, TrainingFigures
+from pipeline_ops.contract.results import (
+    CALLBACKS,
+    DIVERGED,
+    SEEN_PICTURES,
+    TENSORBOARD,
+    TrainingFigures,
+)
 from pipeline_ops.errors import (
     ConfigError,
     ExitCode,
@@ -105,6 +114,11 @@ def train(job: Job) -> ExitCode:
                 for name in (CALLBACKS, DIVERGED):
                     if (job.work / name).exists():
                         shutil.copytree(job.work / name, draft.folder / name)
+                if (job.work / SEEN_PICTURES).exists():
+                    shutil.copyfile(job.work / SEEN_PICTURES, draft.folder / SEEN_PICTURES)
+                card = open_path(str(job.work / CARD))
+                shown = read_json_as(CardContent, card, MAX_CARD_PAGE_BYTES)
+                write_card_page(draft.folder, job.request.job, shown or CardContent())
                 draft.seeds["train"] = config.seed
                 seconds = time.monotonic() - started_at
                 figures = summarize_training(job, config, dataset, plan, gang, seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -111,6 +112,26 @@ class InputPipeline:
                 self._augmentation,
                 self._config.input.window,
             )
+        )
+
+    def read_first_examples(self, count: int) -> tuple[Any, Any] | None:
+        """Returns the first examples of the first global batch, as the model gets them.
+
+        These are images [N, H, W, C] and their labels. Returns None if they cannot be read again.
+        """
+        return (
+            build_training_dataset(
+                self._split,
+                self._source,
+                self._config.batch_size,
+                range(min(count, self._config.batch_size)),
+                self._config.seed,
+                0,
+                self._augmentation,
+                self._config.input.window,
+            )
+            .take(1)
+            .get_single_element()
         )
 
     def raise_errors(self) -> contextlib.AbstractContextManager[None]:

@@ -195,5 +195,8 @@ class OwnInputPipeline(InputPipeline):
         checked = _check_batches(batches, len(self.figures.class_names))
         return iter(checked.prefetch(2))
 
+    def read_first_examples(self, count: int) -> None:
+        """Returns nothing: a pipeline of the author's may shuffle anew each time it is read."""
+
     def raise_errors(self) -> contextlib.AbstractContextManager[None]:
         return raise_dataset_errors(self._name)

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline_ops.card.collection import CardCollection
 from pipeline_ops.config.train import MAX_EPOCHS, Train
 from pipeline_ops.contract.dataset import KEY
 from pipeline_ops.contract.gang_protocol import (
@@ -95,6 +96,7 @@ class Trainer:
     stop: StopSignal
     progress: ProgressWriter
     gpu_monitor: GpuMonitor
+    card: CardCollection
     gather: Gather = lambda message: [message]
     times: TimeSums = dataclasses.field(default_factory=TimeSums, init=False)
     state: TrainingState = dataclasses.field(init=False)
@@ -127,6 +129,7 @@ class Trainer:
             self._end_epoch()
         self.progress.report("finishing")
         self._end_callbacks()
+        self.state.card = self.card.content
         self.checkpoints.wait()
         if self.tensorboard:
             self.tensorboard.close()
@@ -144,6 +147,7 @@ class Trainer:
             self._best = self.loop.get_best_weights()
         else:
             self.state = restored.state
+            self.card.content = restored.state.card
             self.loop.assign(restored.weights, restored.optimizer)
             self._best = restored.weights if restored.best is None else restored.best
             step = restored.state.step
@@ -157,6 +161,7 @@ class Trainer:
         if best is not None:
             self._best = best
         self.callbacks.save(self.state)
+        self.state.card = self.card.content
         begun = time.perf_counter()
         # All workers read, because reading is an exchange between them for some variables.
         views = self.loop.get_views()

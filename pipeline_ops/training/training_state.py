@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pipeline_ops.card.items import CardContent
 from pipeline_ops.contract.results import Epoch
 from pipeline_ops.storage.parsing import JsonModel
 
@@ -42,6 +43,8 @@ class TrainingState(JsonModel):
     divergences: list[DivergedStep] = []
     callbacks: list[list[dict[str, Any]]] = []
     """What each callback of each entry of `train.callbacks` remembers."""
+    card: CardContent = CardContent()
+    """What the author's code has shown on the page of the run. Only the chief's counts."""
     warnings: list[str] = []
     """Warnings to show at the end, such as a damaged checkpoint or a skipped batch."""
 

@@ -22,9 +22,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline_ops.card.collection import CardCollection, collect_card
 from pipeline_ops.config.train import Train
 from pipeline_ops.contract.dataset import CLASS_WEIGHTS
 from pipeline_ops.contract.gang_protocol import (
+    CARD,
     JOINING_PHASE,
     STATE,
     TRAINED,
@@ -35,7 +37,7 @@ from pipeline_ops.contract.gang_protocol import (
 from pipeline_ops.contract.manifest import WARM_START
 from pipeline_ops.contract.progress import ProgressWriter
 from pipeline_ops.contract.request import Request, read_request
-from pipeline_ops.contract.results import CALLBACKS, DIVERGED, TENSORBOARD
+from pipeline_ops.contract.results import CALLBACKS, DIVERGED, SEEN_PICTURES, TENSORBOARD
 from pipeline_ops.errors import ConfigError
 from pipeline_ops.input.augment import OwnChange
 from pipeline_ops.input.framework_internals import list_layers
@@ -74,6 +76,7 @@ from pipeline_ops.training.own_step import (
     make_synchronous_loop,
     refuse_options,
 )
+from pipeline_ops.training.seen_pictures import NUM_SEEN, draw_seen
 from pipeline_ops.training.self_consistency import NUM_ANSWERS, list_images, trace_own_change
 from pipeline_ops.training.sharded_loop import DTensorLoop, ParameterServerLoop
 from pipeline_ops.training.stop_signal import StopSignal
@@ -121,6 +124,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         convert_training_errors(config),
         _enable_debugging(config.debug),
         raise_read_errors(),
+        collect_card() as card,
     ):
         # Before TensorFlow opens a GPU, so that its other processes are those of others.
         monitor = GpuMonitor(lambda message: progress.report("warning", message=message))
@@ -133,7 +137,7 @@ def run_worker(spec: WorkerSpec) -> Trainer:
         if chosen.communication:
             message += f". Gradients are added up by {chosen.communication}"
         progress.report("building", message=message)
-        trainer = build_trainer(spec, request, code_folder, config, chosen, progress, monitor)
+        trainer = build_trainer(spec, request, code_folder, config, chosen, progress, monitor, card)
         trainer.run()
         _write_results(trainer, chosen)
         progress.report(
@@ -214,6 +218,7 @@ def build_trainer(
     chosen: ChosenStrategy,
     progress: ProgressWriter,
     monitor: GpuMonitor,
+    card: CardCollection,
 ) -> Trainer:
     """Builds the parts of a training."""
     stop = StopSignal()
@@ -255,6 +260,7 @@ def build_trainer(
         stop=stop,
         progress=progress,
         gpu_monitor=monitor,
+        card=card,
         gather=gather,
     )
 
@@ -362,12 +368,16 @@ def _write_results(trainer: Trainer, chosen: ChosenStrategy) -> None:
             "strategy": chosen.name,
             "strategy_reason": chosen.reason,
         }
-        write_json(
-            work / STATE, trainer.state.model_dump(mode="json", exclude={"callbacks"}) | facts
-        )
+        state = trainer.state.model_dump(mode="json", exclude={"callbacks", "card"})
+        write_json(work / STATE, state | facts)
+        write_json(work / CARD, trainer.state.card.model_dump(mode="json"))
         folders = (work / name for name in (CALLBACKS, TENSORBOARD, DIVERGED))
         files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
-        paths += [TRAINED, STATE, *(str(file.relative_to(work)) for file in files)]
+        if seen := trainer.input.read_first_examples(NUM_SEEN):
+            content = draw_seen(*seen, trainer.input.figures.class_names)
+            write_atomically(work / SEEN_PICTURES, content)
+            paths.append(SEEN_PICTURES)
+        paths += [TRAINED, STATE, CARD, *(str(file.relative_to(work)) for file in files)]
     if spec.stored and spec.stored.is_shared:  # for a launcher on another host
         store_files(work, paths, open_root(spec.stored.locate_results(spec.name)))
 

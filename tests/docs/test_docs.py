@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from beam_jobs.io import raw
 from beam_jobs.stages import check_stages
 from beam_jobs.stages.decode import Decode
+from pipeline_ops.card.page import CARD_PAGE
 from pipeline_ops.cli.main import COMMANDS
 from pipeline_ops.config.hosts import load_hosts
 from pipeline_ops.config.model_catalogue import CATALOGUE
@@ -180,13 +181,17 @@ KNOWN_PROGRAMS = {
 
 @pytest.mark.training
 def test_callback_and_change_of_images_on_the_page_work_in_a_training(tmp_path, monkeypatch):
-    names = {"def shade": "my_changes", "class StopWhenGood": "my_callbacks"}
+    names = {
+        "def shade": "my_changes",
+        "class StopWhenGood": "my_callbacks",
+        "class ShowFilters": "my_content",
+    }
     for start, name in names.items():
         [block] = [each for each in BLOCKS if start in each.text]
         (tmp_path / f"{name}.py").write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.syspath_prepend(tmp_path)
-    callbacks = ["my_callbacks:StopWhenGood"]
+    callbacks = ["my_callbacks:StopWhenGood", "my_content:ShowFilters"]
     used = {"train__epochs": 20, "train__workers": 1, "train__callbacks": callbacks}
     used |= {"train__input__augment__own": "my_changes:shade"}
     write_digits(tmp_path / "raw")
@@ -194,6 +199,9 @@ def test_callback_and_change_of_images_on_the_page_work_in_a_training(tmp_path, 
     manifests = run_jobs(CONFIGS / "digits.yaml", tmp_path, "train", **used, **source)
     figures = read_manifest(manifests["train"]).figures
     assert figures["stopped_early"] and len(figures["history"]) < 10
+    page = (Path(manifests["train"]).parent / CARD_PAGE).read_text()
+    titles = ["First filters", "Loss by epoch", "Epochs"]
+    assert sorted(titles, key=page.index) == ["Loss by epoch", "Epochs", "First filters"]
 
 
 def test_the_function_of_own_data_on_the_page_can_be_trained_with(tmp_path):

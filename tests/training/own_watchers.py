@@ -9,6 +9,8 @@ import signal
 import keras
 import tensorflow as tf
 
+from pipeline_ops import card
+
 BROKEN = 77
 
 
@@ -89,6 +91,27 @@ class TalkAndDie(keras.callbacks.Callback):
 
 
 clumsy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: {}["oh"])
+
+
+class Shower(keras.callbacks.Callback):
+    """Shows figures of each epoch, on all workers."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        card.text("<script>alert(1)</script>")
+
+    def on_epoch_end(self, epoch, logs=None):
+        card.figure(f"Loss of epoch {epoch + 1}", logs["loss"])
+        card.figure("Epochs", epoch + 1)
+
+    def on_train_end(self, logs=None):
+        card.table(
+            "Weights", [{"name": w.name, "axes": len(w.shape)} for w in self.model.weights[:2]]
+        )
+
+
+class ShowNan(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        card.figure("loss", float("nan"))
 
 
 class DieOnce(keras.callbacks.Callback):

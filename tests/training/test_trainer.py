@@ -7,6 +7,7 @@ import itertools
 from types import SimpleNamespace
 from unittest import mock
 
+from pipeline_ops.card.collection import CardCollection
 from pipeline_ops.config.train import Train
 from pipeline_ops.models.task import BatchSums
 from pipeline_ops.training.loop import StepResult
@@ -63,6 +64,7 @@ def test_the_loop_is_not_called_when_all_steps_of_a_call_are_skipped():
         StopSignal(),
         mock.Mock(),
         mock.Mock(gpus=[]),
+        CardCollection(),
     )
     trainer.run()
     assert trained == [1, 3]

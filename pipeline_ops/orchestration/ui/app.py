@@ -54,6 +54,7 @@ from pipeline_ops.orchestration.ui.model_change import Action, plan_change
 from pipeline_ops.orchestration.ui.model_list import view_models
 from pipeline_ops.orchestration.ui.models import view_model
 from pipeline_ops.orchestration.ui.overlay import MAX_OVERLAID, view_overlay
+from pipeline_ops.orchestration.ui.own import find_own_page
 from pipeline_ops.orchestration.ui.pages import (
     FILES,
     FORCED_THEMES,
@@ -267,8 +268,8 @@ CAN_READ_RUN = Depends(requires_access_dag("GET", DagAccessEntity.RUN))
 CAN_READ_LOGS = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_PAGES = ("report", "data")
-_Page = Literal["report", "data"]
+_PAGES = ("report", "data", "own")
+_Page = Literal["report", "data", "own"]
 _MAX_PAGE_BYTES = 64 << 20
 _MAX_PAGES, _MAX_FILTER = 1_000_000, 200
 _STORE_SECONDS = 10
@@ -486,6 +487,8 @@ def _find_page(run: PipelineRun, page: str) -> Callable[[int], bytes] | None:
     def read_task_manifest(task: str) -> StorePath | None:
         return find_recorded_manifest(run.layout, run.run_id, task, task)
 
+    if page == "own":
+        return find_own_page(run)
     if page == "report":
         file = find_report(read_task_manifest("evaluate"), read_task_manifest("export"))
     else:

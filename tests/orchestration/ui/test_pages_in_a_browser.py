@@ -34,6 +34,7 @@ def list_addresses(run_id: str) -> list[str]:
         f"{here}/progress?{run}",
         f"{here}/report?{run}",
         f"{here}/report?{run}&page=data",
+        f"{here}/report?{run}&page=own",
         f"{here}/data",
         f"{here}/data?tab=history",
         f"{here}/thresholds?{run}",

@@ -15,6 +15,7 @@ from pipeline_ops.contract.dataset import DATA_PAGE
 from pipeline_ops.contract.layout import Attempt, find_checkpoint_step, parse_artifact_uri
 from pipeline_ops.contract.manifest import NAME
 from pipeline_ops.contract.progress import read_last_event
+from pipeline_ops.contract.request import read_request
 from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.errors import CodeLocation, DataError, ExitCode, TrainyardError
 from pipeline_ops.orchestration.airflow_runs import NotFound, PipelineRun, find_last_success
@@ -86,7 +87,7 @@ def view_failure(run: PipelineRun, head: RunHead | None, session: Session) -> Fa
         files=[name for name in names if _FILE.fullmatch(name)][:_MAX_FILES],
         has_data_page=task == "preprocess" and DATA_PAGE in names,
         log_end=read_log_end(attempt.log) if attempt else "",
-        next_step=_describe_next_step(run, head, record),
+        next_step=_describe_next_step(run, head, record, attempt),
         last_success=(success[0], f"{success[1]:%Y-%m-%d %H:%M} UTC") if success else None,
     )
 
@@ -144,7 +145,12 @@ def _describe_place(attempt: Attempt[StorePath]) -> str:
     return f"last report: {event.phase}, {event.done:,}{total} {event.unit}".rstrip()
 
 
-def _describe_next_step(run: PipelineRun, head: RunHead, record: TaskRecord | None) -> str:
+def _describe_next_step(
+    run: PipelineRun,
+    head: RunHead,
+    record: TaskRecord | None,
+    attempt: Attempt[StorePath] | None,
+) -> str:
     """Says what a person does next, and what is kept of a training.
 
     Code and values are in the fingerprint of a training, so one that was corrected is another one.
@@ -157,20 +163,34 @@ def _describe_next_step(run: PipelineRun, head: RunHead, record: TaskRecord | No
     begin = f"Correct it, then clear the task {task}" if is_corrected else f"Clear the task {task}"
     if task != "train":
         return f"{begin}: the run goes on with what is done."
-    step = _find_step(run, record)
-    if step is None:
-        return f"{begin}: nothing was trained yet, or no checkpoint is left."
-    if is_corrected:
-        other = "With other code or values, it begins at step 0"
-        return f"{begin}. {other}; unchanged, it continues at step {step:,}."
-    return f"{begin}: it continues at step {step:,}."
+    text, step = _describe_checkpoint(_find_artifact(run, record, attempt))
+    if is_corrected and step:
+        return f"{begin}. With other code or values, it begins at step 0; unchanged, {text}."
+    return f"{begin}: {text}."
 
 
-def _find_step(run: PipelineRun, record: TaskRecord | None) -> int | None:
-    """Finds the step of the checkpoint from which the same training would go on."""
-    place = parse_artifact_uri(f"{record.artifact}/{NAME}") if record and record.artifact else None
+def _find_artifact(
+    run: PipelineRun, record: TaskRecord | None, attempt: Attempt[StorePath] | None
+) -> StorePath | None:
+    """Finds the artifact that a training was to make. A task that was ended leaves no record."""
+    uri = record.artifact if record else None
+    if uri is None and attempt:
+        with contextlib.suppress(TrainyardError, OSError):
+            uri = read_request(attempt.request).artifact
+    place = parse_artifact_uri(f"{uri}/{NAME}")
     if place is None or place[:2] != (run.ref.pipeline, "train"):
         return None
-    with contextlib.suppress(TrainyardError, OSError):
-        return find_checkpoint_step(run.layout.artifact("train", place[2]))
-    return None
+    return run.layout.artifact("train", place[2])
+
+
+def _describe_checkpoint(artifact: StorePath | None) -> tuple[str, int | None]:
+    """Says where a training goes on, and at which step, if that is known."""
+    try:
+        step = find_checkpoint_step(artifact) if artifact else None
+    except (TrainyardError, OSError):
+        artifact = step = None
+    if artifact is None:
+        return "it continues at its last checkpoint, if there is one", None
+    if step is None:
+        return "it begins at step 0, because there is no checkpoint", None
+    return f"it continues at step {step:,}", step

@@ -11,10 +11,12 @@ import time
 
 import pytest
 from airflow_database import DAG, RUN
+from manifests import make_manifest
 from pages import SCRIPT
 from playwright.sync_api import sync_playwright
 
 from pipeline_ops.contract.progress import ProgressEvent
+from pipeline_ops.contract.request import Request
 from pipeline_ops.errors import CodeLocation
 from pipeline_ops.orchestration.airflow_models import Log, create_session
 from pipeline_ops.orchestration.ui.pages import FILES
@@ -133,7 +135,10 @@ def test_no_other_file_of_a_job_is_shown(client, failed_training, name):
 def test_without_a_checkpoint_nothing_is_said_to_continue(read_page, failed_training):
     (failed_training.layout.artifacts("train") / f".{'0' * 32}.work").remove_tree()
     text = read_page(failed_training)
-    assert "continues at step" not in text and "no checkpoint is left" in text
+    assert (
+        "continues at step" not in text
+        and "begins at step 0, because there is no checkpoint" in text
+    )
 
 
 def test_a_damaged_location_is_named_and_the_page_stays(read_page, failed_training):
@@ -192,6 +197,30 @@ def test_a_cancelled_run_says_who_when_and_in_which_task(read_page, run_writer, 
     assert f"What anna has ended it in Airflow at {when:%Y-%m-%d %H:%M} UTC. Where" in text
     assert "Clear the task evaluate: the run goes on with what is done." in text
     assert "Cure" not in text
+
+
+def test_a_cancelled_training_without_a_record_continues_at_its_checkpoint(
+    read_page, failed_training
+):
+    failed_training.layout.task_record(RUN, "train").remove()
+    text = to_text(read_page(failed_training))
+    assert "Clear the task train: it continues at its last checkpoint, if there is one." in text
+    attempt = failed_training.layout.newest_attempt(RUN, "train")
+    root = failed_training.layout.root
+    request = Request(
+        job="train",
+        pipeline=DAG,
+        run_id=RUN,
+        config_file="digits.yaml",
+        config={},
+        root=str(root),
+        artifact=str(failed_training.layout.artifact("train", "0" * 32)),
+        fingerprint=make_manifest("train").fingerprint,
+        deadline_seconds=1,
+    )
+    attempt.request.write(request.model_dump_json().encode())
+    text = to_text(read_page(failed_training))
+    assert "Clear the task train: it continues at step 40." in text
 
 
 def test_the_card_names_the_version_in_service_and_the_last_good_run(read_page, failed_training):

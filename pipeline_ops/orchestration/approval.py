@@ -11,6 +11,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowFailException
 
 from pipeline_ops.config.evaluate import Approval
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+REASON = "reason"
+"""The field of the question in which a person says why."""
+_MAX_REASON = 300
+
+
 class ApproveOperator(ApprovalOperator):
     """Asks whether the challenger may be published."""
 
@@ -41,6 +47,7 @@ class ApproveOperator(ApprovalOperator):
             subject="Publish this model?",
             defaults=self._default(approval),
             response_timeout=dt.timedelta(seconds=approval.timeout_seconds),
+            params={REASON: _make_reason_field()},
             **kwargs,
         )
         self.config_file = config_file
@@ -68,10 +75,12 @@ class ApproveOperator(ApprovalOperator):
         if event.get("chosen_options") == [self.REJECT]:
             run, user = TaskRun.load(self.config_file, context), event.get("responded_by_user")
             by = str(user.get("name") or user.get("id")) if user else ""
+            given = (event.get("params_input") or {}).get(REASON)
             record = TaskRecord(
                 state="skipped",
                 unpublished="rejected" if by else "unanswered",
                 rejected_by=by,
+                message=" ".join(str(given or "").split())[:_MAX_REASON],
                 reason=f"rejected by {by}" if by else "no answer in time",
             )
             self.log.info(record_unpublished(run, record))
@@ -79,6 +88,17 @@ class ApproveOperator(ApprovalOperator):
 
     def _default(self, approval: Approval) -> str:
         return self.APPROVE if approval.on_timeout == "approve" else self.REJECT
+
+
+def _make_reason_field() -> Param:
+    return Param(
+        "",
+        type="string",
+        maxLength=_MAX_REASON,
+        title="Reason",
+        description="Why you approve or reject. The reason for a rejection is told with the run.",
+        source="task",
+    )
 
 
 def _format_question(

@@ -74,10 +74,11 @@ def states(api: AirflowApi, run_id: str) -> dict[str, str]:
     return {task["task_id"]: task["state"] for task in api.tasks("digits", run_id)}
 
 
-def answer(api: AirflowApi, run_id: str, option: str) -> None:
+def answer(api: AirflowApi, run_id: str, option: str, reason: str | None = None) -> None:
     """Answers as the UI does when a person clicks."""
     task = f"/api/v2/dags/digits/dagRuns/{quote(run_id, safe='')}/taskInstances/approve"
-    chosen = {"chosen_options": [option], "params_input": {}}
+    said = {} if reason is None else {"reason": reason}
+    chosen = {"chosen_options": [option], "params_input": said}
     api._call("PATCH", f"{task}/-1/hitlDetails", chosen)
 
 
@@ -136,7 +137,7 @@ def test_every_place_says_the_same_of_each_run(airflow, sandbox, tmp_path, capsy
     time.sleep(1)  # Airflow takes no answer within the second of the question.
     waits = look(api, "progress", late)
     assert "Waits for your decision until" in waits and "publish this model" in waits
-    answer(api, rejected, "Reject")
+    answer(api, rejected, "Reject", "too slow\non <phones>")
     api.fail_run("digits", cancelled)
     answer(api, published, "Approve")
     wait_until(lambda: api.run("digits", published)["state"] == "success")
@@ -146,7 +147,7 @@ def test_every_place_says_the_same_of_each_run(airflow, sandbox, tmp_path, capsy
         published: f"Published as version 1 of digits, in service (accuracy {accuracy:.4f}, and "
         "there was no version to compare it with).",
         refused: "Refused by the gate: accuracy 0.4700 is below 0.7000. Nothing was published.",
-        rejected: f"Rejected by {USER}. Nothing was published.",
+        rejected: f'Rejected by {USER}: "too slow on <phones>". Nothing was published.',
         unanswered: "Not published, because nobody answered in time. Nothing was published.",
         cancelled: f"Cancelled by {USER} in approve. Nothing was published.",
         late: "Out of date: version 1 is in service now, and version 2 was compared with no "

@@ -8,6 +8,7 @@ success.
 from __future__ import annotations
 
 import datetime as dt
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -75,12 +76,13 @@ class ApproveOperator(ApprovalOperator):
         if event.get("chosen_options") == [self.REJECT]:
             run, user = TaskRun.load(self.config_file, context), event.get("responded_by_user")
             by = str(user.get("name") or user.get("id")) if user else ""
-            given = (event.get("params_input") or {}).get(REASON)
+            given = event.get("params_input") or {}
+            self.validate_params_input(given)  # before anything is recorded
             record = TaskRecord(
                 state="skipped",
                 unpublished="rejected" if by else "unanswered",
                 rejected_by=by,
-                message=" ".join(str(given or "").split())[:_MAX_REASON],
+                message=_clean(str(given.get(REASON) or "")),
                 reason=f"rejected by {by}" if by else "no answer in time",
             )
             self.log.info(record_unpublished(run, record))
@@ -94,11 +96,20 @@ def _make_reason_field() -> Param:
     return Param(
         "",
         type="string",
-        maxLength=_MAX_REASON,
         title="Reason",
-        description="Why you approve or reject. The reason for a rejection is told with the run.",
+        description="Why you reject, which is told with the run. Not needed to approve.",
         source="task",
     )
+
+
+def _clean(reason: str) -> str:
+    """Returns a reason as one line without control and format characters, and not too long.
+
+    A longer one is no reason for Airflow to fail the task, so the field has no limit.
+    """
+    line = " ".join(reason.split()).replace('"', "'")
+    kept = "".join(each for each in line if unicodedata.category(each) not in ("Cc", "Cf"))
+    return kept if len(kept) <= _MAX_REASON else f"{kept[: _MAX_REASON - 1].rstrip()}…"
 
 
 def _format_question(
@@ -106,9 +117,9 @@ def _format_question(
 ) -> tuple[str, str]:
     """Returns subject and body, in Markdown. A code block keeps the rules as they are."""
     champion = (
-        "There is no champion yet."
+        "There was no champion when it was evaluated."
         if figures.champion_version is None
-        else f"Version {figures.champion_version} is in service."
+        else f"It was compared with version {figures.champion_version}, in service then."
     )
     texts = [*(rule.text for rule in figures.rules), *figures.warnings]
     rules = "\n".join(text.replace("```", "'''") for text in texts)

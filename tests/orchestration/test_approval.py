@@ -16,7 +16,7 @@ from pipeline_ops.contract.layout import Layout
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.results import EvaluationFigures
 from pipeline_ops.contract.task_record import read_record
-from pipeline_ops.orchestration.approval import ApproveOperator, _format_question
+from pipeline_ops.orchestration.approval import ApproveOperator, _clean, _format_question
 from pipeline_ops.orchestration.factory import make_dag
 from pipeline_ops.orchestration.tasks import ExportOperator
 from pipeline_ops.storage.open_store import open_root
@@ -87,6 +87,23 @@ def test_the_question_has_the_verdict_and_no_markdown_of_a_hostile_class(sandbox
     report = "http://localhost:8080/trainyard/pipelines/digits/report?run_id=run"
     assert f"[The report]({report})" in body
     assert body.endswith(" UTC, it is not published.\n")
-    assert "accuracy 0.8700 is at least 0.7000" in body and "There is no champion yet." in body
+    assert (
+        "accuracy 0.8700 is at least 0.7000" in body
+        and "There was no champion when it was evaluated." in body
+    )
     assert body.index("Only 2 images") < body.rindex("```")
     assert body.count("```") == 2 and body.index("<script>") < body.rindex("```")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("  too slow\non phones ", "too slow on phones"),
+        ("a\x1b[31m \u202eb\u200bc", "a[31m bc"),
+        ('say "no"', "say 'no'"),
+        ("x" * 400, "x" * 299 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_reason_is_one_clean_line(given, kept):
+    assert _clean(given) == kept

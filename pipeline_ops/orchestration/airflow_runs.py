@@ -122,19 +122,6 @@ def find_run(dag_id: str, run_id: str, session: Session) -> PipelineRun:
     return PipelineRun(plan.ref, dag_id, run_id, str(run.state), tuple(tasks), run.start_date)
 
 
-def find_last_success(run: PipelineRun, session: Session) -> tuple[str, dt.datetime] | None:
-    """Finds the newest run of a DAG that has succeeded before a run: its id, and when it ended."""
-    until = run.started or dt.datetime.now(dt.UTC)
-    found = session.execute(
-        select(DagRun.run_id, DagRun.end_date)
-        .where(DagRun.dag_id == run.dag_id, DagRun.state == "success", DagRun.run_id != run.run_id)
-        .where(DagRun.end_date.is_not(None), DagRun.start_date < until)
-        .order_by(DagRun.end_date.desc())
-        .limit(1)
-    ).first()
-    return (found.run_id, found.end_date) if found else None
-
-
 def list_runs(
     dag_id: str, session: Session, limit: int, offset: int
 ) -> list[tuple[DagRun, list[TaskState]]]:

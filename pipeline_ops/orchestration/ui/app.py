@@ -303,6 +303,18 @@ async def ask_to_log_in(request: Request, problem: HTTPException) -> Response:
     return JSONResponse({"detail": problem.detail}, 401, problem.headers)
 
 
+@app.exception_handler(403)
+async def refuse(request: Request, problem: HTTPException) -> Response:
+    """Tells a person in words that Airflow does not allow it. A program gets the status."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"detail": problem.detail}, 403, problem.headers)
+    why = problem.detail if problem.detail != "Forbidden" else "Your role in Airflow does not allow"
+    text = why if why.endswith(".") else f"{why} this. Ask whoever may edit this DAG."
+    response = render("problem.html", _find_root(request), message=text)
+    response.status_code = 403
+    return response
+
+
 def _find_root(request: Request) -> str:
     """The relative address of the plugin's root, from the requested page."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
@@ -327,9 +339,10 @@ def show_runs(
     text: Annotated[str, Query(max_length=_MAX_FILTER)] = "",
     sort: Annotated[str, Query(max_length=_MAX_FILTER)] = "-started",
     all: bool | None = None,
+    recent: bool = False,
 ) -> HTMLResponse:
     """Shows the runs of a pipeline. Without `all`, unchanged ones are hidden if most are."""
-    query = RunsQuery(span, page, kind, text, sort, all)
+    query = RunsQuery(span, page, kind, text, sort, all, recent)
     view = view_runs(dag_id, session, dt.datetime.now(dt.UTC), query)
     values = {"dag_id": dag_id, "view": view, "query": query, "words": WORDS, "legend": LEGEND}
     return render("runs.html", IN_PIPELINE, most=MAX_OVERLAID, span_size=SPAN, **values)
@@ -392,7 +405,7 @@ def show_report_content(
     page: _Page = "report",
     trainyard_theme: Annotated[str, Cookie()] = "",
 ) -> HTMLResponse:
-    """Returns a page as the job has written it, in the theme that `theme.js` has found."""
+    """Returns a page as the job has written it, in the theme that `airflow.js` has found."""
     run = find_run(dag_id, run_id, session)
     read = _find_page(run, page)
     if read is None:

@@ -18,10 +18,11 @@ from pipeline_ops.contract.progress import read_last_event
 from pipeline_ops.contract.request import read_request
 from pipeline_ops.contract.task_record import TaskRecord, read_record
 from pipeline_ops.errors import CodeLocation, DataError, ExitCode, TrainyardError
-from pipeline_ops.orchestration.airflow_runs import NotFound, PipelineRun, find_last_success
+from pipeline_ops.orchestration.airflow_runs import NotFound, PipelineRun
 from pipeline_ops.orchestration.run_note import find_ending
 from pipeline_ops.orchestration.ui.head import RunHead
 from pipeline_ops.orchestration.ui.progress import read_log_end
+from pipeline_ops.orchestration.ui.runs import RunRow, find_last_good_run
 from pipeline_ops.storage.store_path import StorePath
 
 _KINDS = ("failed", "data_refused", "out_of_date", "cancelled")
@@ -48,8 +49,8 @@ class FailureView:
     has_data_page: bool
     log_end: str
     next_step: str
-    last_success: tuple[str, str] | None
-    """The id and the time of the last run that has succeeded before."""
+    last_good: RunRow | None
+    """The newest earlier run that was published, or that found nothing changed."""
 
     @property
     def source(self) -> list[tuple[int, str, bool]]:
@@ -76,7 +77,7 @@ def view_failure(run: PipelineRun, head: RunHead | None, session: Session) -> Fa
         details = problem if problem != what else ""
         cure = record.hide_folders(record.cure, run.ref.storage_root)
         location = record.location
-    success = find_last_success(run, session)
+    good = find_last_good_run(run.dag_id, session, run.started)
     return FailureView(
         task=task,
         what=what,
@@ -88,7 +89,7 @@ def view_failure(run: PipelineRun, head: RunHead | None, session: Session) -> Fa
         has_data_page=task == "preprocess" and DATA_PAGE in names,
         log_end=read_log_end(attempt.log) if attempt else "",
         next_step=_describe_next_step(run, head, record, attempt),
-        last_success=(success[0], f"{success[1]:%Y-%m-%d %H:%M} UTC") if success else None,
+        last_good=good,
     )
 
 

@@ -54,7 +54,7 @@ _ICON = (_TEMPLATES / "models.svg").read_text(encoding="utf-8")
 FILES: Mapping[str, str] = {
     "style.css": STYLE.read_text(encoding="utf-8")
     + (_TEMPLATES / "ui.css").read_text(encoding="utf-8"),
-    "theme.js": (_TEMPLATES / "theme.js").read_text(encoding="utf-8"),
+    "airflow.js": (_TEMPLATES / "airflow.js").read_text(encoding="utf-8"),
     "overlay.js": (_TEMPLATES / "overlay.js").read_text(encoding="utf-8"),
     "live.js": (_TEMPLATES / "live.js").read_text(encoding="utf-8"),
     "thresholds.js": (_TEMPLATES / "thresholds.js").read_text(encoding="utf-8"),

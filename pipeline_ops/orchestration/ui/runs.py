@@ -104,6 +104,9 @@ class RunRow:
     def total_seconds(self) -> float:
         return sum(self.seconds.values())
 
+    def is_recent(self, now: dt.datetime) -> bool:
+        return self.started is not None and self.started > now - _RECENT
+
     def contains(self, text: str) -> bool:
         summary = self.summary
         values = (f"{key}={value}" for key, value in summary.values.items())
@@ -137,6 +140,8 @@ class RunsQuery:
     text: str = ""
     sort: str = "-started"
     all: bool | None = None
+    recent: bool = False
+    """Whether only runs of the last 24 hours are shown."""
 
     @property
     def column(self) -> str:
@@ -160,13 +165,16 @@ class RunsQuery:
         """The address of the page in the order of a column, or in its reverse."""
         return self.link(sort=column if self.sort == f"-{column}" else f"-{column}")
 
-    def select(self, rows: Iterable[RunRow], hides_unchanged: bool) -> list[RunRow]:
+    def select(
+        self, rows: Iterable[RunRow], hides_unchanged: bool, now: dt.datetime
+    ) -> list[RunRow]:
         """Returns the rows to show, on all pages, in order."""
         chosen = [
             row
             for row in rows
             if (row.kind == self.kind if self.kind else not (hides_unchanged and is_unchanged(row)))
             and row.contains(self.text)
+            and not (self.recent and not row.is_recent(now))
         ]
 
         def get_key(row: RunRow) -> Any:
@@ -231,10 +239,10 @@ def view_runs(dag_id: str, session: Session, now: dt.datetime, query: RunsQuery)
     counts = Counter(row.kind for row in rows)
     is_mostly_unchanged = 2 * counts["unchanged"] > len(rows)
     hides = not query.kind and (is_mostly_unchanged if query.all is None else not query.all)
-    chosen = query.select(rows, hides)
+    chosen = query.select(rows, hides, now)
     first = query.page * ROWS
     shown = chosen[first : first + ROWS]
-    recent = Counter(row.kind for row in rows if row.started and row.started > now - _RECENT)
+    recent = Counter(row.kind for row in rows if row.is_recent(now))
     users = {row.triggered_by for row in shown}
     return RunsView(
         rows=shown,
@@ -278,6 +286,16 @@ def view_last_run(dag_id: str, session: Session) -> RunRow | None:
             raise summary
         return _view_row(layout, run, tasks, summary, session)
     return None
+
+
+def find_last_good_run(dag_id: str, session: Session, before: dt.datetime | None) -> RunRow | None:
+    """Finds the newest earlier run that was published or unchanged, among the last `ROWS` runs."""
+    ref = find_pipeline(dag_id, session)
+    found = list_runs(dag_id, session, ROWS, 0)
+    rows, _ = _read_rows(Layout(ref.root, ref.pipeline), found, session)
+    good = (row for row in rows if row.kind in ("published", "unchanged", "not_in_service"))
+    earlier = (row for row in good if row.started and before and row.started < before)
+    return next(earlier, None)
 
 
 def _view_row(

@@ -349,3 +349,13 @@ def test_a_person_without_a_session_logs_in_and_comes_back_and_a_program_gets_th
         run_writer.address("models/promote"), headers={"accept": "text/html"} | SAME_SITE, data=FORM
     )
     assert form.status_code == 401
+
+
+def test_who_may_not_change_a_model_is_told_in_words(client, whole_run):
+    page = Page(client("viewer").get(whole_run.address("models")).text).text
+    assert "Whoever may edit this DAG may change the version in service." in page
+    address = f"/pipelines/{DAG}/models/change?action=rollback"
+    answer = client("viewer").get(address, headers={"accept": "text/html"})
+    assert answer.status_code == 403
+    assert "Your role in Airflow does not allow this." in Page(answer.text).text
+    assert client("viewer").get(address).json() == {"detail": "Forbidden"}

@@ -226,7 +226,7 @@ def test_a_cancelled_training_without_a_record_continues_at_its_checkpoint(
 def test_the_card_names_the_version_in_service_and_the_last_good_run(read_page, failed_training):
     failed_training.publish(0.9)
     text = to_text(read_page(failed_training))
-    assert "Version 1 stays in service. No run has succeeded before." in text
+    assert "Version 1 is in service now. There is no earlier good run among the last ones." in text
 
 
 def test_a_run_that_goes_on_has_no_card(read_page, run_writer, set_states):

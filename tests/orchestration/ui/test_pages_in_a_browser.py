@@ -110,3 +110,42 @@ def test_a_change_of_the_theme_in_another_frame_is_followed_at_once(client, whol
         page.wait_for_function("document.documentElement.style.colorScheme === 'dark'")
         other.evaluate("localStorage.setItem('theme', 'system')")
         page.wait_for_function("document.documentElement.style.colorScheme === ''")
+
+
+SANDBOX = "allow-scripts allow-same-origin allow-forms allow-downloads"
+"""What Airflow's frame around a tab allows. A link may not navigate the page around it."""
+
+
+@pytest.mark.parametrize("name", ["runs", "report", "data"])
+def test_a_click_in_a_tab_of_airflow_opens_the_page_around_it(client, whole_run, name):
+    inner = whole_run.address(name)
+    outer = f"<!doctype html><iframe sandbox='{SANDBOX}' width=1300 height=900 src='{inner}'>"
+    with open_page(client("viewer"), inner) as (page, _):
+        assert page.get_by_text("In Airflow").is_visible()
+        assert not page.get_by_text("Open alone").is_visible()
+        page.route(
+            "http://airflow.example/dags/**",
+            lambda route: route.fulfill(body=outer, content_type="text/html"),
+        )
+        page.goto("http://airflow.example/dags/digits")
+        frame = page.frames[1]
+        frame.wait_for_load_state()
+        assert not frame.get_by_text("In Airflow").first.is_visible()
+        frame.get_by_text("Open alone").click()
+        page.wait_for_url(f"**/pipelines/{DAG}/{name}*")
+        assert len(page.frames) <= 2
+
+
+def test_the_last_good_run_is_one_that_was_published_or_unchanged(client, whole_run, add_run):
+    add_run("failed")
+    add_run("refused")
+    add_run("unchanged")
+    failed = add_run("failed")
+    assert failed
+    with open_page(
+        client("viewer"), f"/pipelines/{DAG}/report?{urlencode({'run_id': 'run-0+failed'})}"
+    ) as (page, _):
+        card = page.get_by_text("Last good run:")
+        assert card.is_visible() and "unchanged" in card.text_content()
+        link = card.get_by_role("link").get_attribute("href")
+        assert "run-2%2Bunchanged" in link

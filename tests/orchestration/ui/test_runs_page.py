@@ -180,3 +180,14 @@ def test_a_mark_of_the_chart_is_a_link_to_its_run_and_shows_its_outcome(client, 
 
 def test_every_kind_has_a_word():
     assert {*runs.WORDS} == {*get_args(Kind)}
+
+
+def test_the_runs_of_the_last_day_are_those_that_its_numbers_count(client, add_run):
+    add_run("published")
+    add_run("published", NOW - dt.timedelta(days=3))
+    page = look(client)
+    assert "In the last 24 hours: 1 running, 1 published." in page.text
+    assert count_rows(look(client, kind="published"), "published") == 2
+    recent = look(client, kind="published", recent=True)
+    assert count_rows(recent, "published") == 1
+    assert "Only runs of the last 24 hours." in recent.text

@@ -289,8 +289,9 @@ class TaskView:
     def seconds_left(self) -> float | None:
         """The time to the end of the task's work, while that is counted."""
         event = self.curves.latest
-        is_counting = self.is_active and event is not None and event is self.curves.latest_counted
-        return event.eta_seconds if is_counting else None
+        if event is None or event is not self.curves.latest_counted or not self.is_active:
+            return None
+        return event.eta_seconds
 
     @property
     def rank(self) -> int:

@@ -279,6 +279,8 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
         console.print(f"Trial   {line}")
     if warm_start := summary["training"]["warm_start"]:
         console.print(f"Start     from the weights of {warm_start}")
+    if early_stop := summary["training"]["early_stop"]:
+        console.print(f"Training  {early_stop}")
     if summary["metrics"]:
         metrics = [f"{name} {format_figure(value)}" for name, value in summary["metrics"].items()]
         for line in wrap_words(metrics, "Metrics   "):
@@ -300,7 +302,7 @@ def print_result(console: Console, summary: Mapping[str, Any], run: RunStatus) -
             f"Store     {store['requests']} requests, {store['bytes_read'] / 1e6:.1f} MB read, "
             f"{store['bytes_written'] / 1e6:.1f} MB written"
         )
-    console.print(f"Run       {run.state}, {run.seconds:.1f} s from the trigger to the end")
+    console.print(f"Time      {run.seconds:.1f} s from the trigger to the end")
 
 
 def wrap_words(words: Iterable[str], head: str, width: int = 100) -> Iterator[str]:
@@ -317,7 +319,7 @@ def wrap_words(words: Iterable[str], head: str, width: int = 100) -> Iterator[st
 def _print_gate(console: Console, gate: Mapping[str, Any]) -> None:
     champion, passed = gate["champion_version"], gate["passed"]
     against = "no champion to compare with" if champion is None else f"against version {champion}"
-    verdict = "passed" if passed else "not passed: trained, not published"
+    verdict = "passed" if passed else "not passed"
     console.print(f"Gate      {verdict} ({against})", style="green" if passed else "blue")
     for reason in gate["reasons"]:
         console.print(f"          {reason}")

@@ -105,7 +105,8 @@ def _summarize_training(manifest: Manifest | None) -> dict[str, Any]:
     figures = manifest and TrainingFigures.model_validate(manifest.figures)
     weights = manifest and manifest.inputs.get(WARM_START)
     values = {name: figures and getattr(figures, name) for name in names}
-    return values | {"warm_start": weights and weights.uri}
+    early_stop = (figures and figures.early_stop) or None
+    return values | {"warm_start": weights and weights.uri, "early_stop": early_stop}
 
 
 def _summarize_search(config: PipelineConfig, run_id: str) -> dict[str, Any] | None:

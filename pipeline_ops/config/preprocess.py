@@ -290,9 +290,9 @@ class Preprocess(TaskSection):
     dataset: str | None = per_run_field(
         None, rank=4, is_operational=True, pattern="^[0-9a-f]{6,32}$"
     )
-    """The beginning of the version of an existing data set: `version` in the events of the asset
-    `<pipeline>.dataset`. The run uses that data set and preprocesses no data. Null uses the present
-    raw files. If there is no such data set, the first task fails and lists the existing ones."""
+    """The version of an existing data set, or its beginning. The tab Data lists versions. The run
+    uses that data set and preprocesses no data. Null uses the present raw files. If there is no
+    such data set, the first task fails and lists the existing ones."""
     runner: BeamRunner = operational_field(BeamRunner(), is_advanced=True)
 
     @classmethod

@@ -685,7 +685,7 @@ class Train(TaskSection):
     """Number of parts into which each replica divides its share of a batch, one after the other, to
     save memory. The gradients are added up."""
     epochs: int | None = per_run_field(None, rank=1, ge=1, le=MAX_EPOCHS)
-    """Passes over the training data. Null: as many as `steps` says, or else 10."""
+    """Passes over the training data. Null is 10, or as many as `steps` take."""
     steps: int | None = per_run_field(None, ge=1, le=MAX_STEPS)
     """Optimizer steps after which the training ends, also in the middle of an epoch. That part of
     an epoch is validated like a whole one. With `epochs`, the limit that comes first counts."""

@@ -30,6 +30,17 @@ _MAX_PROBLEMS = 20
 _MAX_GPUS = 64
 _MAX_MESSAGE = 10_000
 _MAX_TIME = 1e11  # seconds since 1970, beyond the last year that a date can have
+_ACTIVITIES = {
+    "candidate": "writing the model",
+    "input": "preparing the input",
+    "joining": "waiting for all workers",
+    "list": "listing the raw files",
+    "model": "preparing the model",
+    "plan": "planning the shards",
+    "validate": "validation",
+    "wait": "waiting",
+}
+"""What phases are called for people, if their names do not say it."""
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -56,15 +67,20 @@ class ProgressEvent(JsonModel):
     gpus: tuple[GpuUsage, ...] = Field((), max_length=_MAX_GPUS)
     message: str = Field("", max_length=_MAX_MESSAGE)
 
+    @property
+    def activity(self) -> str:
+        """The phase as a person would say it."""
+        return _ACTIVITIES.get(self.phase, self.phase)
+
     def __str__(self) -> str:
         """A task-log line: `train 120/330 steps  41.2 steps/s  ETA 5 s  loss 0.0312`."""
-        parts = [self.phase]
+        parts = [self.activity]
         if self.done is not None:
             total = f"/{self.total}" if self.total else ""
-            parts = [f"{self.phase} {self.done}{total} {self.unit}".rstrip()]
+            parts = [f"{self.activity} {self.done}{total} {self.unit}".rstrip()]
         if self.rate:
             parts.append(f"{self.rate:.1f} {self.unit}/s")
-        if self.eta_seconds is not None:
+        if self.eta_seconds:
             parts.append(f"ETA {self.eta_seconds:.0f} s")
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         if self.shares:

@@ -310,7 +310,7 @@ class HostPool:
         host.connection = host.report = None
         host.is_ready = host.is_leaving = False
         host.is_permanent_failure = is_permanent_failure
-        host.problem = f"host {host.spec.name}: {problem}. Its log is {host.log}"
+        host.problem = f"host {host.spec.name}: {problem}. See {host.log}"
 
     def close(self) -> None:
         """Ends everything on all hosts and releases them."""

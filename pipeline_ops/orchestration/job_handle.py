@@ -117,9 +117,9 @@ class JobHandle:
             return None
         time.sleep(_FINAL_CHECK_SECONDS)  # it may have ended between the two checks
         status, problem = self._try_read_status()
-        return status or Status(
-            exit_code=state.exit_code, message=problem or self._build_exit_message(state)
-        )
+        if status or problem:
+            return status or Status(exit_code=state.exit_code, message=problem)
+        return self._explain_exit(state)
 
     def end(self, reason: str) -> None:
         """Ends the job and every process that it started.
@@ -179,12 +179,15 @@ class JobHandle:
         except DataError as error:
             return None, f"the job has left no usable status: {error}"
 
-    def _build_exit_message(self, state: JobState) -> str:
+    def _explain_exit(self, state: JobState) -> Status:
+        """Explains the end of a job that has left no status, with the end of its output."""
         if state.phase == "absent":
-            return state.message or f"the job in {self.attempt.folder} was not started, or is gone"
+            absent = f"the job in {self.attempt.folder} was not started, or is gone"
+            return Status(exit_code=state.exit_code, message=state.message or absent)
         output = ""
         with contextlib.suppress(TrainyardError):
-            output = self.place.read_output(self.attempt)
-        return f"{state.message.rstrip('.')}. Its log is {self.attempt.log}" + (
-            f" and ends with:\n{output}" if output else ""
-        )
+            output = self.place.read_output(self.attempt).strip()
+        tail = f"\nThe end of its output:\n{output}\n" if output else " "
+        cure = f"See {self.attempt.log}."
+        message = f"{state.message.rstrip('.')}.{tail}{cure}"
+        return Status(exit_code=state.exit_code, message=message, cure=cure)

@@ -112,7 +112,7 @@ class JobOperator(BaseOperator):
             with self._fail_on_error(run):
                 plan = self._plan_and_protect(run, place)
             if plan.is_cached:
-                self.log.info("Nothing to do: %s. %s", plan.reason, plan.manifest)
+                self.log.info("Nothing to do (%s). The result is %s", plan.reason, plan.manifest)
                 record = TaskRecord(
                     state="success", cached=True, reason=plan.reason, made_by=plan.made_by
                 )

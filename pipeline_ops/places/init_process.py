@@ -99,7 +99,7 @@ def _run(attempt: Attempt[StorePath], module: str) -> int:
     elif is_stopping.is_set():
         message = f"its host has stopped the job, which ended with {ending}"
     else:
-        message = f"the job ended with {ending} and without a status. Its log is {attempt.log}"
+        message = f"the job ended with {ending} and without a status"
     with contextlib.suppress(TrainyardError):  # the status is more important than the log
         ship_leftovers(attempt)  # first, because Airflow removes the place afterwards
     sweep()
@@ -130,7 +130,8 @@ def _wait(job: ProcessIdentity, log: Path, is_stopping: threading.Event) -> int:
 def _write_missing_status(attempt: Attempt[StorePath], message: str) -> int:
     if status := _try_read_status(attempt):
         return status.exit_code
-    status = Status(exit_code=ExitCode.RETRY, message=message)
+    cure = f"See {attempt.log}."
+    status = Status(exit_code=ExitCode.RETRY, message=f"{message}. {cure}", cure=cure)
     reason = read_cancellation_reason(attempt)
     if reason not in (None, LOST):
         status = Status(exit_code=ExitCode.CANCELLED, message=reason)

@@ -29,7 +29,7 @@ SHAPE = {
         "page": None,
     },
     "training": dict.fromkeys(
-        ("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start")
+        ("strategy", "workers", "steps", "restarts", "weights_digest", "warm_start", "early_stop")
     ),
     "search": None,
     "metrics": None,
@@ -85,6 +85,7 @@ def test_a_whole_run(config_file, make_artifact):
         "restarts": 1,
         "weights_digest": "abc",
         "warm_start": None,
+        "early_stop": None,
     }
     assert summary["metrics"]["accuracy"] == 0.98
     assert summary["baseline"] == {"accuracy": 0.5}

@@ -14,6 +14,8 @@ from pipeline_ops.contract.progress import ProgressEvent
 from pipeline_ops.contract.task_record import TaskRecord
 from pipeline_ops.planning.job_kinds import JOBS
 
+EARLY_STOP = "stopped early at epoch 20 of 40: no better validation loss for 6 epochs"
+
 
 def make_status(*tasks: TaskStatus, state: str = "running") -> RunStatus:
     named = {task.name: task for task in tasks}
@@ -122,7 +124,7 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     summary = {
         "outcome": {"kind": "refused", "sentence": sentence, "next_step": ""},
         "dataset": {"rejected": 2, "page": "/data.html"},
-        "training": {"warm_start": "/models/digits/2"},
+        "training": {"warm_start": "/models/digits/2", "early_stop": EARLY_STOP},
         "search": None,
         "metrics": {"accuracy": 0.9},
         "baseline": {"accuracy": 0.25},
@@ -137,14 +139,17 @@ def test_a_gate_that_was_not_passed_is_said_to_be_no_failure():
     assert (
         "Rejected  2 unusable entries of the raw data: /data.html\n"
         "Start     from the weights of /models/digits/2\n"
+        f"Training  {EARLY_STOP}\n"
         "Metrics   accuracy 0.9000\n"
         "Baseline  Better than a model that has not looked at the images: "
         "accuracy 0.9000 against 0.2500\n"
         "Note      The training data are too few.\n"
-        "Gate      not passed: trained, not published (against version 2)\n"
+        "Gate      not passed (against version 2)\n"
         "          accuracy 0.9 is below 0.975\n"
         "Report    /r/report.html\nPictures  /r/predictions.png\n"
         "Store     5 requests, 2.0 MB read, 0.0 MB written\n"
     ) in output.getvalue()
-    assert output.getvalue().splitlines()[0] == sentence
+    first, *_, last = output.getvalue().splitlines()
+    assert first == sentence
+    assert last == "Time      3.0 s from the trigger to the end"
     assert "Model " not in output.getvalue()

@@ -158,9 +158,9 @@ def test_the_page_of_the_run_shows_size_latency_and_agreement_of_every_format(pu
             f"{each.num_bytes:,}",
             f"{1000 * each.latency_seconds:.3f} ms",
             f"{100 * each.top1_agreement:.1f} %",
-            f"of 16, {100 * each.min_top1_agreement:.0f} % required",
+            f"of 16 images, at least {100 * each.min_top1_agreement:.0f} %",
             f"{each.max_difference:.2g}",
-            f"{each.tolerance:g} allowed",
+            f"at most {each.tolerance:g}",
         ):
             assert cell in row
     metrics = json.loads(page.with_name(METRICS).read_bytes())

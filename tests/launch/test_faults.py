@@ -32,7 +32,7 @@ FAULTS = [
         KILL,
         "worker 1 on localhost was killed by signal 9 (SIGKILL) at step 22. See ",
     ),
-    ("fork server", KILL, "host localhost: its fork server ended with -9. Its log is"),
+    ("fork server", KILL, "host localhost: its fork server ended with -9. See "),
     ("agent", KILL, "host localhost: the connection ended"),
     ("worker 0", STOP, f"worker 0 {SILENT}"),
     ("worker 1", STOP, f"worker 1 {SILENT}"),

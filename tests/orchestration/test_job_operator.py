@@ -43,6 +43,7 @@ from pipeline_ops.job.model_check import check_training, plan_training
 from pipeline_ops.orchestration.job_handle import JobHandle
 from pipeline_ops.orchestration.tasks import ExportOperator, PreprocessOperator, TrainOperator
 from pipeline_ops.orchestration.trigger import JobTrigger
+from pipeline_ops.orchestration.ui.progress import TrainingCurves
 from pipeline_ops.places.local import read_identity
 from pipeline_ops.places.place import build_job_environment
 from pipeline_ops.storage.open_store import open_path, open_root
@@ -180,9 +181,16 @@ def test_a_training_says_that_it_starts_and_why_it_has_stopped_early(run):
     figures = TrainingFigures.model_validate(manifest.figures)
     reason = "no better validation loss for 1 epoch"
     assert figures.early_stop == f"stopped early at epoch 2 of 4: {reason}"
-    phases = [event.phase for event in ProgressReader(made.handle.attempt.progress).read_new()]
+    events = ProgressReader(made.handle.attempt.progress).read_new()
+    phases = [event.phase for event in events]
     assert "starting TensorFlow on 2 workers" in phases
     assert phases.index("starting TensorFlow on 2 workers") < phases.index("joining")
+    curves = TrainingCurves()
+    curves.add(events)
+    ends = {epoch.step for epoch in figures.history}
+    validated = [step for step, _ in curves.points["loss", "validation"]]
+    assert set(validated) == ends, "a validation leaves the curves as they are"
+    assert min(step for step, _ in curves.points["loss", "training"]) < min(ends)
 
 
 def test_a_job_runs_once_and_an_unchanged_second_run_starts_nothing(run):
@@ -215,11 +223,12 @@ def test_a_killed_job_is_retried_and_goes_on_from_its_checkpoint(run, tmp_path, 
     wait_until((tmp_path / "held").exists, 120)
     os.kill(read_identity(handle.attempt.process).pid, signal.SIGKILL)
     [event] = asyncio.run(collect_events(task.trigger))
-    message = "was killed or its host went down. Its log is .*job.log"
+    message = r"was killed or its host went down\.\nThe end of its output:\n(.*\n)+See .*job\.log\."
     with pytest.raises(AirflowException, match=message):
         task.operator.resume(task.context(), event.payload)
     assert list_group(handle) == []
     assert task.record().exit_code == ExitCode.RETRY
+    assert task.record().cure == f"See {handle.attempt.log}."
     assert read_manifest(task.execute()).job == "train"
     assert task.handle != handle
     events = ProgressReader(task.handle.attempt.worker_progress("worker 0")).read_new()

@@ -141,9 +141,9 @@ def _describe_place(attempt: Attempt[StorePath]) -> str:
     if event is None:
         return ""
     if event.done is None:
-        return f"last report: {event.phase}"
+        return f"last report: {event.activity}"
     total = f" of {event.total:,}" if event.total else ""
-    return f"last report: {event.phase}, {event.done:,}{total} {event.unit}".rstrip()
+    return f"last report: {event.activity}, {event.done:,}{total} {event.unit}".rstrip()
 
 
 def _describe_next_step(

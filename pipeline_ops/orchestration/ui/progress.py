@@ -21,7 +21,7 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from pipeline_ops.contract.dataset import DatasetFigures, list_shards
-from pipeline_ops.contract.layout import list_worker_progress
+from pipeline_ops.contract.layout import APPROVE, list_worker_progress
 from pipeline_ops.contract.manifest import read_manifest
 from pipeline_ops.contract.progress import ProgressEvent, ProgressReader, read_last_event
 from pipeline_ops.contract.results import TrainingFigures
@@ -107,6 +107,7 @@ def draw_version_charts(by_metric: Mapping[str, Sequence[Point]]) -> list[Chart]
     ]
 
 
+_STEPS = "steps"
 _MAX_NOTES = 8
 _MAX_CURVES = 200
 _MAX_FILES = 64
@@ -120,7 +121,7 @@ class TrainingCurves:
     def __init__(self) -> None:
         self.latest: ProgressEvent | None = None
         self.latest_counted: ProgressEvent | None = None
-        """The newest event with a count, which events after the training lack."""
+        """The newest event that counts the work of the task, which later ones may lack."""
         self.notes: list[ProgressEvent] = []
         """The newest messages."""
         self.num_earlier_notes = 0
@@ -140,10 +141,18 @@ class TrainingCurves:
                 notes = [*self.notes, event]
                 self.num_earlier_notes += max(0, len(notes) - _MAX_NOTES)
                 self.notes = notes[-_MAX_NOTES:]
-            if event.done is not None:
+            if event.done is not None and self.is_counted(event):
                 self._add_points(event.done, list_curves(event))
                 self.latest_counted = event
             self.latest = event
+
+    def is_counted(self, event: ProgressEvent) -> bool:
+        """Returns whether an event counts the work of the task.
+
+        In a training these are steps, and not the batches of a validation in between.
+        """
+        has_steps = self.latest_counted is not None and self.latest_counted.unit == _STEPS
+        return event.done is not None and (event.unit == _STEPS or not has_steps)
 
     def copy(self) -> TrainingCurves:
         """Returns a copy for a reader without the lock."""
@@ -182,7 +191,7 @@ class _CurveReader:
             curves = self._curves.copy()
         if is_partial and (newest := read_last_event(self._file)):
             curves.is_partial, curves.latest = True, newest
-            curves.latest_counted = newest if newest.done is not None else curves.latest_counted
+            curves.latest_counted = newest if curves.is_counted(newest) else curves.latest_counted
         return curves
 
     def _read_part(self) -> bool:
@@ -209,11 +218,6 @@ _WORDS = {
     "awaiting_input": "waits for your decision",
     "up_for_retry": "is tried again soon",
     "upstream_failed": "not reached",
-}
-_PHASES = {
-    "candidate": "writing the model",
-    "joining": "waiting for all workers",
-    "validate": "validation",
 }
 _MAX_PHASE_MESSAGE = 100
 _LOG_LINES, _LOG_BYTES = 30, 8192
@@ -269,14 +273,25 @@ class TaskView:
 
     @property
     def phase(self) -> str:
-        """The newest phase as a person would say it, with its message if that is short."""
+        """The newest phase as a person would say it, with its own count or a short message."""
         event = self.curves.latest
         if event is None:
-            return ""
-        phase = _PHASES.get(event.phase, event.phase)
-        has_message = event.message and event.done is None
-        is_short = len(event.message) <= _MAX_PHASE_MESSAGE
-        return f"{phase}: {event.message}" if has_message and is_short else phase
+            is_starting = self.name != APPROVE and self.state in ("running", "deferred")
+            return "starting" if is_starting else ""
+        if event.done is not None:
+            is_own_count = event.total and event is not self.curves.latest_counted
+            count = f": {event.done:,} of {event.total:,} {event.unit}" if is_own_count else ""
+            return f"{event.activity}{count}"
+        is_short = 0 < len(event.message) <= _MAX_PHASE_MESSAGE
+        return f"{event.activity}: {event.message}" if is_short else event.activity
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time to the end of the task's work, while that is counted."""
+        event = self.curves.latest
+        if event is None or event is not self.curves.latest_counted or not self.is_active:
+            return None
+        return event.eta_seconds
 
     @property
     def rank(self) -> int:

@@ -6,6 +6,7 @@ import csv
 import datetime as dt
 import io
 import os
+import re
 
 import pytest
 from airflow_database import DAG
@@ -14,7 +15,8 @@ from pages import Page
 
 from pipeline_ops.config.preprocess import Drift
 from pipeline_ops.contract.dataset import REFUSED, DatasetFigures, Distance, RejectedRecord
-from pipeline_ops.contract.manifest import BASE, Input, Maker, write_manifest
+from pipeline_ops.contract.manifest import BASE, Input, Maker, read_manifest, write_manifest
+from pipeline_ops.storage.open_store import open_path
 
 FIGURES = {
     "class_names": ["0", "1"],
@@ -113,6 +115,17 @@ def test_the_drift_of_the_last_data_sets_is_a_chart_of_each_feature_that_drifted
     assert "1 of 4 data sets have no figures of drift, and are left out there" in page.text
     assert page.html.count("<polyline") == 4  # examples, classes, distance, threshold
     assert "303 Nov 2026 00:00 UTC1,79533Brightness" in page.text
+
+
+def test_the_history_lists_the_versions_by_which_a_run_finds_its_data_set(
+    client, run_writer, set_states
+):
+    set_states("success", preprocess="success")
+    manifests = add_datasets(run_writer, {}, {"came": 50})
+    run_writer.record("preprocess", manifest=manifests[-1])
+    versions = re.findall(r"<code>(\w+)</code>", look(client, tab="history").html)
+    digests = [read_manifest(open_path(path)).digest for path in reversed(manifests)]
+    assert versions == [digest[:12] for digest in digests], "the newest first"
 
 
 def test_of_many_data_sets_the_newest_twenty_are_read(client, run_writer, set_states):

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from pipeline_ops.contract.progress import ProgressEvent
+from pipeline_ops.contract.progress import ProgressEvent, ProgressReader
 from pipeline_ops.contract.results import GpuUsage, StepShares
+from pipeline_ops.orchestration.ui.progress import TrainingCurves
 
 
 def make_event(**values) -> ProgressEvent:
@@ -196,6 +197,32 @@ def test_a_phase_without_a_count_is_told_in_words_and_without_a_time_left(
     assert f"<dt>Now</dt><dd>{now}</dd>" in page and "Time left" not in page
     training.attempt("train", [make_event(done=300, rate=2.0, eta_seconds=0.0)])
     assert "Time left" not in read_page(training), "no 0 s while it still works"
+
+
+def test_a_validation_counts_its_batches_and_leaves_steps_and_curves(read_page, training):
+    read_page(training)  # so that the next attempt is newer by the clock of the file system
+    batches = {"phase": "validate", "unit": "batches", "total": 4, "rate": 1.0}
+    events = [
+        make_event(phase="input", done=7, total=7, unit="decoded images"),
+        *(make_event(done=step, metrics={"loss": 1 / step}) for step in (10, 20, 30)),
+        make_event(**batches, done=0, eta_seconds=4.0),
+        make_event(**batches, done=2, eta_seconds=2.0),
+    ]
+    attempt = training.attempt("train", events)
+    page = read_page(training)
+    assert "<dt>Steps</dt><dd>30 of 300</dd>" in page
+    assert "<dt>Now</dt><dd>validation: 2 of 4 batches</dd>" in page
+    assert "Time left" not in page, "that of a validation is not that of the training"
+    curves = TrainingCurves()
+    for some in ProgressReader(attempt.progress).read_all():
+        curves.add(some)
+    assert [step for step, _ in curves.points["loss", "training"]] == [10, 20, 30]
+
+
+def test_a_task_is_starting_until_its_job_reports(read_page, run_writer, set_states):
+    set_states("running", preprocess="deferred")
+    page = read_page(run_writer)
+    assert page.count("<dt>Now</dt><dd>starting</dd>") == 1
 
 
 def test_a_training_that_has_stopped_early_says_where_and_why(read_page, whole_run):

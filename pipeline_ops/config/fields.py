@@ -153,7 +153,7 @@ class FieldError(ValueError):
 
     def __init__(self, key: str, rule: str):
         super().__init__(rule)
-        self.location = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        self.key_path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 class Section(BaseModel):

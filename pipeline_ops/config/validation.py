@@ -131,7 +131,7 @@ def _describe(model: type[Section], text: ConfigText, problem: Mapping[str, Any]
             location, rule = [*location, "type"], "required, but not given"
         case "value_error":
             error = problem["ctx"]["error"]
-            location, rule = [*location, *getattr(error, "location", ())], str(error)
+            location, rule = [*location, *getattr(error, "key_path", ())], str(error)
         case "invalid_key":
             location = [*location[:-1], text.find_key(location[:-1], problem["input"])]
             rule = f"YAML reads this key as {problem['input']!r}. Put it in quotes, or remove it"

@@ -189,7 +189,8 @@ def test_a_bug_in_a_stage_is_told_in_one_line(animals, monkeypatch):
     outcome = animals.run(stages=["decode", "explode"])
     assert outcome.exit_code is ExitCode.BUG
     assert outcome.message.startswith("stage explode failed on ")
-    assert outcome.message.endswith("ZeroDivisionError: division by zero")
+    end = "ZeroDivisionError: division by zero. Correct the stage, then retry."
+    assert outcome.message.endswith(end)
     assert len(outcome.message.splitlines()) == 1
     assert not outcome.artifact.exists()
 

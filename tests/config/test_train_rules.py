@@ -31,7 +31,7 @@ def make_train(options: str) -> Train:
 def describe(problem: dict[str, Any]) -> str:
     """Returns key and rule, as the message about a file has them."""
     error = problem.get("ctx", {}).get("error")
-    key = [*problem["loc"], *getattr(error, "location", ())]
+    key = [*problem["loc"], *getattr(error, "key_path", ())]
     return f"{'.'.join(map(str, key))}: {problem['msg'].removeprefix('Value error, ')}"
 
 

@@ -215,7 +215,7 @@ def test_the_sentence_of_a_failure_has_neither_the_cure_nor_the_folders_of_a_hos
 
 def test_a_failure_keeps_its_whole_message_and_says_what_to_do_next():
     outcome = describe_outcome(failing(ExitCode.CONFIG, "/data/a.yaml:3: no\nsecond line"))
-    assert outcome.reason == "a.yaml:3: no\nsecond line"
+    assert outcome.reason == "/data/a.yaml:3: no\nsecond line"
     assert outcome.next_step.startswith("Correct it, then clear the task train")
 
 

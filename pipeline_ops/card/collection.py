@@ -1,4 +1,4 @@
-"""Where the items of a card go while the code of a job runs.
+"""The collector of a card's items, which holds them while the code of a job runs.
 
 The content of these processes counts: the main process of a preprocess job while it reads its
 source, and the chief of a training. In all others, such as those that run stages, a call has no

@@ -1,4 +1,4 @@
-"""What a process says of its end, and a task of its job's: the message, its cure, and the place.
+"""The explanation of an error by a process or a task: the message, its cure, and the place.
 
 It comes from processes that run the author's code, so the sizes of all texts are limited.
 """

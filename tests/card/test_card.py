@@ -22,7 +22,7 @@ CIRCLE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><circle r="4
 
 
 class Plot:
-    """As much of a figure of Matplotlib as a card uses."""
+    """A stand-in for a figure of Matplotlib, with the method that a card uses."""
 
     def savefig(self, file, format):
         Image.fromarray(RAMP).save(file, format)

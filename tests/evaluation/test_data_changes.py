@@ -1,4 +1,4 @@
-"""What the report and the comparison say of the difference of two data sets."""
+"""The words of the report for the difference of two data sets."""
 
 from __future__ import annotations
 

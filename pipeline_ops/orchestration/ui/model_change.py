@@ -1,4 +1,4 @@
-"""What a change of a model's aliases would do, for the page on which a person confirms it.
+"""The effect of a change of a model's aliases, for the page on which a person confirms it.
 
 It is computed by the functions that the registry itself moves by, and changes nothing.
 """
@@ -83,7 +83,7 @@ class ModelChange:
 
     @property
     def changes_classes(self) -> bool:
-        """Whether both versions are known, and answer with other classes."""
+        """Returns whether both versions are known, and answer with other classes."""
         before, after = self.before, self.after
         if not (before and before.figures and after and after.figures):
             return False

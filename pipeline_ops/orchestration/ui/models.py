@@ -99,7 +99,7 @@ class ModelView:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What is left of the run and of the training that a version comes from."""
+    """The remains of the run and of the training that a version comes from."""
 
     summary: RunSummary | None = None
     training: Fingerprint | None = None

@@ -128,7 +128,7 @@ _ORDERS: Mapping[str, Callable[[RunRow], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunsQuery:
-    """What a page of the table shows. All of it is in the page's address.
+    """The choice of rows of a page of the table. All of it is in the page's address.
 
     `span` counts back in steps of `SPAN` runs. `sort` is a column, with a minus sign for the
     largest first. `all` is None for the default: without unchanged ones, if they are most.

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode, urlparse
 
 from airflow.configuration import conf
@@ -420,6 +420,16 @@ def _list_pages(run: PipelineRun) -> list[str]:
     return [*found, "thresholds"] if "report" in found else found
 
 
+def _view_frame(run: PipelineRun, session: SessionDep) -> dict[str, Any]:
+    """Views what is above each page of a run's evaluation: the outcome, and the tabs."""
+    return {
+        "run": run,
+        "head": view_head(run, session),
+        "available_pages": _list_pages(run),
+        "query": urlencode({"run_id": run.run_id}),
+    }
+
+
 _Hundredths = Annotated[int, Query(ge=0, lt=NUM_THRESHOLDS)]
 
 
@@ -433,10 +443,7 @@ def show_thresholds(
     return render(
         "thresholds.html",
         IN_PIPELINE,
-        run=run,
-        head=view_head(run, session),
-        available_pages=_list_pages(run),
-        query=urlencode({"run_id": run_id}),
+        **_view_frame(run, session),
         is_evaluated=is_evaluated,
         view=view_thresholds(counts, threshold) if counts else None,
     )
@@ -468,10 +475,7 @@ def show_predictions(
     return render(
         "predictions.html",
         IN_PIPELINE,
-        run=run,
-        head=view_head(run, session),
-        available_pages=_list_pages(run),
-        query=urlencode({"run_id": run_id}),
+        **_view_frame(run, session),
         is_evaluated=is_evaluated,
         counts=counts,
         page=page,
